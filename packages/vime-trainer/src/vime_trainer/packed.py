@@ -1,0 +1,112 @@
+"""The one batch layout of the trainer: sequences laid end to end, without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["PackedBatch", "TokenOutputs", "pack"]
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """S sequences of T tokens in all, laid end to end.
+
+    Attributes:
+        tokens: int64 [T], token ids.
+        positions: int64 [T], index of each token within its sequence, from 0.
+        cu_seqlens: int32 [S + 1], first token of each sequence, then T; ascending, no sequence is empty.
+        temperature: float32 [T], > 0; logits that predict token i are divided by temperature[i].
+        routes: expert routes to replay (row i routes token i), as vime_r3.megatron takes them; None routes freely.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    cu_seqlens: Tensor
+    temperature: Tensor
+    routes: Any = None
+
+    def __post_init__(self) -> None:
+        count = self.tokens.numel()
+        wanted = {"tokens": torch.int64, "positions": torch.int64, "cu_seqlens": torch.int32, "temperature": torch.float32}
+        for name, dtype in wanted.items():
+            value = getattr(self, name)
+            if value.dim() != 1 or value.dtype != dtype:
+                shape = tuple(value.shape)
+                raise ValueError(f"PackedBatch.{name}: need a 1-d {dtype} tensor, got {value.dtype} of shape {shape}")
+            if name != "cu_seqlens" and value.numel() != count:
+                raise ValueError(f"PackedBatch.{name}: {value.numel()} entries for {count} tokens")
+        if count == 0:
+            raise ValueError("PackedBatch.tokens: an empty batch")
+
+    @property
+    def total(self) -> int:
+        """Number of tokens T."""
+        return self.tokens.numel()
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each sequence; copies cu_seqlens to the host."""
+        return self.cu_seqlens.diff().tolist()
+
+    def to(self, device: torch.device | str) -> PackedBatch:
+        """Copies the four tensors to `device`; `routes` stays where it is, its consumer moves it."""
+        names = ("tokens", "positions", "cu_seqlens", "temperature")
+        return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in names})
+
+
+@dataclass(frozen=True)
+class TokenOutputs:
+    """What a forward pass says of each token, given the tokens before it in its sequence.
+
+    Attributes:
+        logprobs: float32 [T], natural log of the probability of token i; 0 for the first token of a sequence.
+        entropy: float32 [T], entropy in nats of the distribution that token i was drawn from; 0 for the first token.
+    """
+
+    logprobs: Tensor
+    entropy: Tensor
+
+
+def pack(
+    sequences: Sequence[Sequence[int] | Tensor],
+    temperature: float | Sequence[float] = 1.0,
+    routes: Any = None,
+) -> PackedBatch:
+    """Lays sequences of token ids end to end.
+
+    Args:
+        sequences: token ids of each sequence, none of them empty.
+        temperature: one for all tokens, or one a sequence.
+        routes: passed on as it is.
+
+    Raises:
+        ValueError: no sequence, an empty one, or a temperature that is not > 0.
+    """
+    if not sequences:
+        raise ValueError("pack: no sequences")
+    rows = [torch.as_tensor(row, dtype=torch.int64) for row in sequences]
+    for index, row in enumerate(rows):
+        if row.numel() == 0:
+            raise ValueError(f"pack: sequence {index} is empty")
+    lengths = torch.tensor([row.numel() for row in rows])
+    heat = torch.as_tensor(temperature, dtype=torch.float32)
+    if heat.dim() == 1 and heat.numel() != len(rows):
+        raise ValueError(f"pack: {heat.numel()} temperatures for {len(rows)} sequences")
+    if not bool((heat > 0).all()):
+        raise ValueError(f"pack: temperature must be > 0, got {temperature}")
+    bounds = torch.zeros(len(rows) + 1, dtype=torch.int32)
+    bounds[1:] = lengths.cumsum(0)
+    total = int(bounds[-1])
+    starts = bounds[:-1].to(torch.int64)
+    return PackedBatch(
+        tokens=torch.cat(rows),
+        positions=torch.arange(total) - starts.repeat_interleave(lengths),
+        cu_seqlens=bounds,
+        temperature=heat.expand(len(rows)).repeat_interleave(lengths).contiguous(),
+        routes=routes,
+    )
