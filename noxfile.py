@@ -1,0 +1,187 @@
+"""Every task of the project. ``nox --list`` names them; the two that a new user needs are ``demo`` and ``tests``.
+
+Environments are made by tools/venvs.py in .venvs/, one per stage, from the locks in locks/. Pip's own settings
+(PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL, its configuration file) are passed on as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import nox
+
+sys.path.insert(0, str(Path(__file__).parent / "tools"))
+import venvs  # noqa: E402
+
+nox.options.sessions = ["tests"]
+nox.options.default_venv_backend = "none"
+ROOT = Path(__file__).parent
+STAGES = ("buffer", "router", "engine", "worker", "trainer")
+JUNIT = ROOT / ".venvs" / "junit"
+
+# name of the run: (session, environment, folder, arguments of pytest)
+RUNS = {
+    "proto": ("vime-proto", "proto", "packages/vime-proto", ["tests"]),
+    "proto-floor": ("vime-proto", "tools", "packages/vime-proto", ["tests"]),
+    "r3": ("vime-r3", "r3", "packages/vime-r3", ["tests", "--ignore=tests/megatron"]),
+    "r3-megatron": ("vime-r3", "trainer", "packages/vime-r3", ["tests/megatron"]),
+    "buffer": ("vime-buffer", "buffer", "packages/vime-buffer", ["tests"]),
+    "router": ("vime-router", "router", "packages/vime-router", ["tests"]),
+    "worker": ("vime-rollout", "worker", "packages/vime-rollout", ["tests", "--ignore=tests/engine"]),
+    "engine": ("vime-rollout", "engine", "packages/vime-rollout", ["tests/engine"]),
+    "trainer": ("vime-trainer", "trainer", "packages/vime-trainer", ["tests"]),
+    "launch": ("vime-launch", "launch", "integration", ["tests"]),
+}
+# Which environment holds a distribution alone.
+LONE = {
+    "vime-proto": "proto", "vime-r3": "r3", "vime-buffer": "buffer", "vime-router": "router",
+    "vime-rollout": "worker", "vime-trainer": "trainer", "vime-launch": "launch",
+}  # fmt: skip
+
+
+def _stage_environment() -> dict[str, str]:
+    """Where the launcher and its tests find each stage's interpreter."""
+    return {f"VIME_PYTHON_{stage.upper()}": str(venvs.ensure(stage)) for stage in (*STAGES, "launch")}
+
+
+def _pytest(session: nox.Session, name: str, *more: str) -> bool:
+    _, environment, folder, arguments = RUNS[name]
+    python = venvs.ensure(environment)
+    env = {"PYTHONDONTWRITEBYTECODE": "", "HF_HUB_OFFLINE": "1"}
+    if name == "proto-floor":
+        env["PYTHONPATH"] = str(ROOT / folder / "src")
+    if name == "launch":
+        env |= _stage_environment()
+    JUNIT.mkdir(parents=True, exist_ok=True)
+    session.log(f"{name}: pytest in {folder} with .venvs/{environment}")
+    with session.chdir(folder):
+        code = session.run(
+            str(python), "-m", "pytest", "-q", f"--junitxml={JUNIT / name}.xml", *arguments, *more,
+            env=env, external=True, success_codes=[0, 1, 2, 3, 4, 5], silent=False,
+        )  # fmt: skip
+        del code
+    return _counts(name)[1] == 0 and _counts(name)[0] > 0
+
+
+def _counts(name: str) -> tuple[int, int, int]:
+    """Passed, failed and skipped tests of a run; a run that left no report failed."""
+    report = JUNIT / f"{name}.xml"
+    if not report.exists():
+        return 0, 1, 0
+    suites = ElementTree.parse(report).getroot().iter("testsuite")
+    total = failed = skipped = 0
+    for suite in suites:
+        total += int(suite.get("tests", 0))
+        failed += int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+        skipped += int(suite.get("skipped", 0))
+    return total - failed - skipped, failed, skipped
+
+
+def _check(session: nox.Session, *command: str | os.PathLike, env: dict[str, str] | None = None) -> bool:
+    try:
+        session.run(*map(str, command), env=env, external=True)
+    except nox.command.CommandFailed:
+        return False
+    return True
+
+
+def _sources() -> str:
+    return os.pathsep.join(str(folder / "src") for folder in venvs.PACKAGES.values())
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff and the import rules."""
+    python = venvs.ensure("tools")
+    session.run(str(python), "-m", "ruff", "check", ".", external=True)
+    session.run(
+        str(python.parent / "lint-imports"), "--config", "pyproject.toml", "--no-cache",
+        env={"PYTHONPATH": _sources()}, external=True,
+    )  # fmt: skip
+
+
+@nox.session(name="lone-wheel")
+def lone_wheel(session: nox.Session) -> None:
+    """Installs each wheel alone, imports everything, and fails when a foreign stack comes in."""
+    for distribution, environment in LONE.items():
+        session.run(str(venvs.ensure(environment)), "-I", "tools/lone_wheel.py", str(venvs.PACKAGES[distribution]), external=True)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Everything: lint, import rules, contract drift, all packages, end to end. Ends with the totals."""
+    started = time.monotonic()
+    for stale in JUNIT.glob("*.xml"):
+        stale.unlink()
+    failed = []
+    for check in (lint, lone_wheel):
+        try:
+            check(session)
+        except nox.command.CommandFailed:
+            failed.append(check.__name__)
+    for name in RUNS:
+        begun = time.monotonic()
+        if not _pytest(session, name, *session.posargs):
+            failed.append(name)
+        session.log(f"{name}: {time.monotonic() - begun:.0f} s")
+    counts = [sum(column) for column in zip(*map(_counts, RUNS), strict=True)]
+    line = f"{counts[0]} passed, {counts[1] + len([f for f in failed if f not in RUNS])} failed, {counts[2]} skipped"
+    (JUNIT / "totals.txt").write_text(line + "\n")
+    session.log(f"{time.monotonic() - started:.0f} s in all")
+    if failed:
+        session.error(f"failed: {', '.join(failed)} ({line})")
+    print(line, flush=True)
+
+
+def _package_session(name: str) -> None:
+    @nox.session(name=name)
+    def package(session: nox.Session) -> None:
+        failed = [run for run, spec in RUNS.items() if spec[0] == name and not _pytest(session, run, *session.posargs)]
+        if failed:
+            session.error(f"failed: {', '.join(failed)}")
+
+    package.__doc__ = f"Tests of {name}, each in an environment that holds only what it needs."
+
+
+for _name in venvs.PACKAGES:
+    _package_session(_name)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Trains a tiny model by reinforcement learning through all five processes: SFT, then GRPO with routing replay."""
+    env = _stage_environment()
+    session.run(env["VIME_PYTHON_LAUNCH"], "-m", "vime_launch", "demo", *session.posargs, env=env, external=True)
+
+
+@nox.session
+def proto(session: nox.Session) -> None:
+    """Generates the code of the contracts, lints them, and checks them for breaking changes with buf."""
+    python = venvs.ensure("tools")
+    session.run(str(python), "packages/vime-proto/scripts/generate.py", *session.posargs, external=True)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Runs the benchmarks; arguments choose some by name."""
+    env = _stage_environment()
+    environment = {"vime-proto": "proto", "vime-r3": "r3", "vime-buffer": "buffer", "vime-router": "router",
+                   "vime-rollout": "engine", "vime-trainer": "trainer", "vime-launch": "launch"}  # fmt: skip
+    for distribution, folder in venvs.PACKAGES.items():
+        for script in sorted((folder / "benchmarks").glob("bench_*.py")):
+            if session.posargs and not any(word in script.name for word in session.posargs):
+                continue
+            session.log(f"{distribution}: {script.name}")
+            session.run(str(venvs.ensure(environment[distribution])), str(script), env=env, external=True)
+
+
+@nox.session
+def lock(session: nox.Session) -> None:
+    """Resolves the locks anew; arguments name environments, none takes all."""
+    for name in session.posargs or venvs.VENVS:
+        session.log(f"locking {name}")
+        venvs.relock(name)
