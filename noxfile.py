@@ -15,7 +15,7 @@ from pathlib import Path
 import nox
 
 sys.path.insert(0, str(Path(__file__).parent / "tools"))
-import venvs  # noqa: E402
+import venvs
 
 nox.options.sessions = ["tests"]
 nox.options.default_venv_backend = "none"
@@ -108,7 +108,13 @@ def lint(session: nox.Session) -> None:
 def lone_wheel(session: nox.Session) -> None:
     """Installs each wheel alone, imports everything, and fails when a foreign stack comes in."""
     for distribution, environment in LONE.items():
-        session.run(str(venvs.ensure(environment)), "-I", "tools/lone_wheel.py", str(venvs.PACKAGES[distribution]), external=True)
+        session.run(
+            str(venvs.ensure(environment)),
+            "-I",
+            "tools/lone_wheel.py",
+            str(venvs.PACKAGES[distribution]),
+            external=True,
+        )
 
 
 @nox.session

@@ -52,9 +52,19 @@ VENVS = {
     "tools": Venv(
         (),
         (
-            "ruff", "import-linter", "hatchling", "grpcio-tools==1.74.0", "grpcio==1.74.0", "protobuf==6.31.1",
-            "grpcio-health-checking==1.74.0", "grpcio-reflection==1.74.0", "grpcio-status==1.74.0", "numpy", "xxhash",
-            "pydantic-settings", *TEST,
+            "ruff",
+            "import-linter",
+            "hatchling",
+            "grpcio-tools==1.74.0",
+            "grpcio==1.74.0",
+            "protobuf==6.31.1",
+            "grpcio-health-checking==1.74.0",
+            "grpcio-reflection==1.74.0",
+            "grpcio-status==1.74.0",
+            "numpy",
+            "xxhash",
+            "pydantic-settings",
+            *TEST,
         ),
     ),
     "proto": Venv(("vime-proto",), TEST, {"vime-proto": "settings,conformance"}),
@@ -75,7 +85,9 @@ def python(name: str) -> Path:
 
 def run(*command: str | os.PathLike[str], cwd: Path = ROOT) -> None:
     """Runs a command; its failure ends us with its output."""
-    done = subprocess.run([str(word) for word in command], cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run(
+        [str(word) for word in command], cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     if done.returncode:
         print(done.stdout, flush=True)
         raise SystemExit(f"failed with {done.returncode}: {' '.join(map(str, command))}")
@@ -141,7 +153,10 @@ def relock(name: str) -> None:
     create(name)
     spec = VENVS[name]
     extras = spec.extras or {}
-    wheels = [f"{distribution}[{extras.get(distribution, '')}] @ {wheel(distribution).as_uri()}" for distribution in spec.wheels]
+    wheels = [
+        f"{distribution}[{extras.get(distribution, '')}] @ {wheel(distribution).as_uri()}"
+        for distribution in spec.wheels
+    ]
     pip(name, "install", "--no-compile", *spec.requirements, *wheels)
     freeze = subprocess.run([python(name), "-m", "pip", "freeze"], text=True, capture_output=True, check=True).stdout
     ours = tuple(PACKAGES)

@@ -69,7 +69,11 @@ class _Token(grpc.aio.UnaryUnaryClientInterceptor, grpc.aio.UnaryStreamClientInt
     def _details(self, details):
         given = tuple(details.metadata or ())
         return grpc.aio.ClientCallDetails(
-            details.method, details.timeout, grpc.aio.Metadata(*given, self._bearer), details.credentials, details.wait_for_ready
+            details.method,
+            details.timeout,
+            grpc.aio.Metadata(*given, self._bearer),
+            details.credentials,
+            details.wait_for_ready,
         )
 
     async def intercept_unary_unary(self, continuation, details, request):
@@ -214,7 +218,9 @@ async def call(method, request, timeout: float = 30.0, deadline: float | None = 
             attempt += 1
 
 
-def sync_call(method, request, timeout: float = 30.0, deadline: float | None = None, stop: threading.Event | None = None):
+def sync_call(
+    method, request, timeout: float = 30.0, deadline: float | None = None, stop: threading.Event | None = None
+):
     """As ``call``, for threads; ``stop`` ends the waiting between attempts."""
     end = time.monotonic() + (timeout if deadline is None else deadline)
     wait = (stop or threading.Event()).wait

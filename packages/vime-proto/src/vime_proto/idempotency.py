@@ -29,7 +29,9 @@ class RequestLog:
         clock: seconds, monotonic.
     """
 
-    def __init__(self, keep_seconds: float = 3600.0, capacity: int = 100_000, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self, keep_seconds: float = 3600.0, capacity: int = 100_000, clock: Callable[[], float] = time.monotonic
+    ):
         self._keep_seconds = keep_seconds
         self._capacity = capacity
         self._clock = clock

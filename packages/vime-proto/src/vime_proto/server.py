@@ -68,7 +68,9 @@ class ServerInfo:
 class RunningServer:
     """A server that listens. Its health is NOT_SERVING until ``set_serving(True)``."""
 
-    def __init__(self, server: grpc.aio.Server, address: str, info: ServerInfo, checks: health.aio.HealthServicer, names):
+    def __init__(
+        self, server: grpc.aio.Server, address: str, info: ServerInfo, checks: health.aio.HealthServicer, names
+    ):
         self.address = address
         self.info = info
         self._server = server

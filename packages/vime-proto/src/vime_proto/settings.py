@@ -71,9 +71,9 @@ class ServerSettings(Section):
 def load(settings: type[SettingsType], argv: Sequence[str], prog: str) -> SettingsType:
     """The configuration of a command: defaults, then ``--config FILE.toml``, then ``--dotted.key value``.
 
-    ``--help`` prints every key; ``--print-config`` prints the resolved configuration as JSON; both exit with 0. Values of options are
-    read as TOML where they can be (``3``, ``true``, ``[1, 2]``, ``{a = 1}``), else as text. Dashes and underscores are the same in
-    option names. A wrong file, key or value prints one line per fault and exits with 2.
+    ``--help`` prints every key; ``--print-config`` prints the resolved configuration as JSON; both exit with 0. Values of
+    options are read as TOML where they can be (``3``, ``true``, ``[1, 2]``, ``{a = 1}``), else as text. Dashes and
+    underscores are the same in option names. A wrong file, key or value prints one line per fault and exits with 2.
     """
     values, print_config = _parse(settings, list(argv), prog)
     try:
@@ -189,7 +189,11 @@ def _help(settings: type[BaseModel], prog: str) -> str:
             if inner is not None and "dict" not in str(field.annotation) and "list" not in str(field.annotation):
                 walk(inner, f"{prefix}{name}.")
                 continue
-            default = "required" if field.is_required() else json.dumps(field.get_default(call_default_factory=True), default=str)
+            default = (
+                "required"
+                if field.is_required()
+                else json.dumps(field.get_default(call_default_factory=True), default=str)
+            )
             lines.append(f"  --{prefix}{name}  [{default}]  {field.description or ''}".rstrip())
 
     walk(settings, "")

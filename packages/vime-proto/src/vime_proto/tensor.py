@@ -96,12 +96,13 @@ def to_numpy(
         raise ContractError(f"{field}.dtype", f"must be {pb.DType.Name(dtype)}, got {pb.DType.Name(tensor.dtype)}")
     dims = tuple(tensor.shape)
     if shape is not None and (
-        len(dims) != len(shape) or any(want is not None and want != got for want, got in zip(shape, dims))
+        len(dims) != len(shape) or any(want is not None and want != got for want, got in zip(shape, dims, strict=True))
     ):
         wanted = "[" + ", ".join("any" if want is None else str(want) for want in shape) + "]"
         raise ContractError(f"{field}.shape", f"must be {wanted}, got {list(dims)}")
     if math.prod(dims) * kind.itemsize != len(tensor.data):
         raise ContractError(
-            f"{field}.data", f"shape {list(dims)} of {kind} needs {math.prod(dims) * kind.itemsize} bytes, got {len(tensor.data)}"
+            f"{field}.data",
+            f"shape {list(dims)} of {kind} needs {math.prod(dims) * kind.itemsize} bytes, got {len(tensor.data)}",
         )
     return np.frombuffer(tensor.data, dtype=kind).reshape(dims)

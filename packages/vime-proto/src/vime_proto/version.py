@@ -95,7 +95,9 @@ class LineageTree:
             if lineage.ordinal <= max(self._lineages):
                 raise ContractError("lineage.ordinal", f"must be above {max(self._lineages)}, got {lineage.ordinal}")
             if not lineage.HasField("parent"):
-                raise ContractError("lineage.parent", f"lineage {lineage.ordinal} is not the first and must state its parent")
+                raise ContractError(
+                    "lineage.parent", f"lineage {lineage.ordinal} is not the first and must state its parent"
+                )
             if lineage.parent not in self._lineages:
                 known_ordinals = ", ".join(map(str, sorted(self._lineages)))
                 raise ContractError("lineage.parent", f"unknown lineage {lineage.parent}; known: {known_ordinals}")
