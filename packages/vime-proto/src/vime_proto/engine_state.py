@@ -106,7 +106,7 @@ class EngineMachine:
         status.state = self.state
         status.update_id = self.update_id
         status.sleep_level = self.sleep_level
-        status.reason = self.reason
+        status.reason = self.reason if self.state == STALE else ""
         status.ClearField("version")
         if self._version is not None:
             status.version.CopyFrom(self._version)
@@ -165,7 +165,9 @@ class EngineMachine:
         if kv_cache and self.state == ASLEEP and not weights:
             raise self._refuse("wake the KV cache", "the weights must be awake first")
         if kv_cache and self._weights_lost and self.state in (ASLEEP, AWAKE_WEIGHTS):
-            raise self._refuse("wake the KV cache", "the weights were dropped by sleep level 2; a full update must commit first")
+            raise self._refuse(
+                "wake the KV cache", "the weights were dropped by sleep level 2; a full update must commit first"
+            )
         if self.state == ASLEEP:
             self.state, self.sleep_level = AWAKE_WEIGHTS, 0
         if kv_cache and self.state == AWAKE_WEIGHTS:
@@ -182,7 +184,9 @@ class EngineMachine:
             raise self._refuse(f"begin update {update_id!r}", f"update {self.update_id!r} is open")
         self._require(f"begin update {update_id!r}", SERVING, PAUSED, AWAKE_WEIGHTS, STALE)
         if not full and self.needs_full_update:
-            raise self._refuse(f"begin update {update_id!r}", "a delta needs a base version, and this engine holds none")
+            raise self._refuse(
+                f"begin update {update_id!r}", "a delta needs a base version, and this engine holds none"
+            )
 
     def begin_update(self, update_id: str, *, full: bool, busy: int, return_to: int | None = None) -> None:
         """-> RECEIVING. `busy` is the number of engine steps running now and must be 0.
@@ -249,5 +253,6 @@ class EngineMachine:
     def _refuse(self, action: str, why: str) -> StatusError:
         about = f" ({self.reason})" if self.reason else ""
         return StatusError(
-            grpc.StatusCode.FAILED_PRECONDITION, f"cannot {action}: the engine is {state_name(self.state)}{about}; {why}"
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"cannot {action}: the engine is {state_name(self.state)}{about}; {why}",
         )
