@@ -1,0 +1,22 @@
+import numpy as np
+import pytest
+
+from vime_proto.version import policy_version
+
+
+@pytest.fixture
+def make_ids():
+    """Random distinct ids ``[rows, layers, top_k]``."""
+
+    def make(rows, layers=4, top_k=2, experts=8, seed=0, dtype=None):
+        rng = np.random.default_rng(seed)
+        ids = rng.random((rows, layers, experts)).argsort(axis=-1)[..., :top_k]
+        return ids.astype(dtype or (np.uint8 if experts <= 256 else np.uint16))
+
+    return make
+
+
+@pytest.fixture
+def version():
+    """Makes versions of one run: ``version(number, lineage=0)``."""
+    return lambda number, lineage=0: policy_version("run", lineage, number)

@@ -1,0 +1,39 @@
+import subprocess
+import sys
+
+import vime_r3
+import vime_r3.agreement
+import vime_r3.capture
+import vime_r3.layout
+import vime_r3.trace
+
+
+def test_exported_names():
+    assert vime_r3.__all__ == ["__version__"]
+    assert vime_r3.trace.__all__ == [
+        "Routes",
+        "byte_ranges",
+        "check_header",
+        "concatenate",
+        "decode",
+        "encode",
+        "extend",
+        "hole_count",
+        "id_dtype",
+        "pad",
+        "remark",
+        "select",
+        "truncate",
+    ]
+    assert vime_r3.capture.__all__ == ["from_vllm"]
+    assert vime_r3.layout.__all__ == ["pack", "take"]
+    assert vime_r3.agreement.__all__ == ["Agreement", "compare"]
+
+
+def test_base_modules_import_no_framework():
+    code = (
+        "import sys, vime_r3.trace, vime_r3.capture, vime_r3.layout, vime_r3.agreement\n"
+        "print(sorted({'torch', 'vllm', 'megatron', 'ray', 'zstandard'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.strip() == "[]"
