@@ -1,0 +1,113 @@
+"""Weights on the policy loss for the difference between the trainer's old policy and the engine's.
+
+rho = pi_old / mu per token, mu being what the engine sampled from. Weights are detached: a gradient through them would be
+biased. Where old policy is the engine itself, rho is 1 and a correction on top would count twice; `check_correction`
+refuses that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from vime_proto.errors import nearest
+
+from ._objectives import log_ratio
+from ._types import Streams
+
+Correction = Callable[[torch.Tensor, Streams, float, float], torch.Tensor]
+
+
+def token_tis(log_rho: torch.Tensor, streams: Streams, low: float, high: float) -> torch.Tensor:
+    """Truncated importance sampling: min(rho, high) (Yao et al. 2025)."""
+    return log_rho.exp().clamp(max=high)
+
+
+def sequence_tis(log_rho: torch.Tensor, streams: Streams, low: float, high: float) -> torch.Tensor:
+    """min(product of rho over the sequence, high), on all its tokens."""
+    return streams.to_tokens(_sequence_product(log_rho, streams).clamp(max=high))
+
+
+def token_mis(log_rho: torch.Tensor, streams: Streams, low: float, high: float) -> torch.Tensor:
+    """Masked importance sampling: rho where rho <= high, else 0 (Liu, Li et al. 2025)."""
+    rho = log_rho.exp()
+    return torch.where(rho <= high, rho, torch.zeros_like(rho))
+
+
+def sequence_mis(log_rho: torch.Tensor, streams: Streams, low: float, high: float) -> torch.Tensor:
+    """The product of rho over the sequence where it is <= high, else 0."""
+    product = _sequence_product(log_rho, streams)
+    return streams.to_tokens(torch.where(product <= high, product, torch.zeros_like(product)))
+
+
+def icepop(log_rho: torch.Tensor, streams: Streams, low: float, high: float) -> torch.Tensor:
+    """rho where low <= rho <= high, else 0 (Ant Ring team 2025)."""
+    rho = log_rho.exp()
+    return torch.where((rho >= low) & (rho <= high), rho, torch.zeros_like(rho))
+
+
+def geometric(log_rho: torch.Tensor, streams: Streams, low: float, high: float) -> torch.Tensor:
+    """1 on sequences whose geometric mean of rho lies in [low, high], else 0. Does not depend on length."""
+    mean = streams.sequence_mean(log_rho).exp()
+    return streams.to_tokens(((mean >= low) & (mean <= high)).to(log_rho.dtype))
+
+
+def _sequence_product(log_rho: torch.Tensor, streams: Streams) -> torch.Tensor:
+    return log_ratio(streams.sequence_sum(log_rho), torch.zeros(())).exp()
+
+
+# Name -> (function, default low, default high).
+CORRECTIONS: dict[str, tuple[Correction | None, float, float]] = {
+    "none": (None, 0.0, float("inf")),
+    "tis": (token_tis, 0.0, 2.0),
+    "tis_sequence": (sequence_tis, 0.0, 2.0),
+    "mis": (token_mis, 0.0, 2.0),
+    "mis_sequence": (sequence_mis, 0.0, 2.0),
+    "icepop": (icepop, 0.5, 5.0),
+    "geometric": (geometric, 0.99, 1.01),
+}
+
+
+def correction_weights(
+    name: str,
+    old_logprobs: torch.Tensor,
+    engine_logprobs: torch.Tensor,
+    streams: Streams,
+    low: float | None = None,
+    high: float | None = None,
+) -> torch.Tensor | None:
+    """float32 [T], detached, 1 at masked tokens; None for "none".
+
+    Raises:
+        ValueError: unknown name.
+    """
+    if name not in CORRECTIONS:
+        raise ValueError(nearest(name, CORRECTIONS, "correction"))
+    function, default_low, default_high = CORRECTIONS[name]
+    if function is None:
+        return None
+    with torch.no_grad():
+        log_rho = log_ratio(old_logprobs, engine_logprobs)
+        log_rho = torch.where(streams.mask, log_rho, torch.zeros_like(log_rho))
+        weights = function(
+            log_rho, streams, default_low if low is None else low, default_high if high is None else high
+        )
+        return torch.where(streams.mask, weights, torch.ones_like(weights))
+
+
+def check_correction(old_policy: str, correction: str, max_staleness: int, uncorrected: bool) -> None:
+    """Refuses combinations that are wrong by construction.
+
+    Raises:
+        ValueError: a second correction on top of old policy "engine"; or asynchronous training without any correction.
+    """
+    if old_policy == "engine" and correction != "none":
+        raise ValueError(
+            f'algorithm.correction: {correction!r} with old_policy "engine" corrects twice, as the ratio to the engine is '
+            'already in the objective; set correction = "none"'
+        )
+    if old_policy == "trainer" and correction == "none" and max_staleness > 0 and not uncorrected:
+        raise ValueError(
+            f'algorithm.correction: "none" with old_policy "trainer" and max_staleness {max_staleness} trains on stale '
+            'samples without any correction; set correction = "tis", or old_policy = "engine", or uncorrected = true'
+        )

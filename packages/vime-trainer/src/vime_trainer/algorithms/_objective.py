@@ -1,0 +1,65 @@
+"""The whole loss of a micro-batch: the algorithm's terms, corrected, with entropy bonus and KL, masked and weighted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ._corrections import correction_weights
+from ._kl import kl_terms
+from ._types import Algorithm, Streams
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Loss of one micro-batch.
+
+    Attributes:
+        loss: scalar; the losses of a batch's micro-batches add up to the batch's loss.
+        metrics: float32 [T] each, detached, by name.
+    """
+
+    loss: torch.Tensor
+    metrics: dict[str, torch.Tensor]
+
+
+def objective(
+    algorithm: Algorithm,
+    settings,
+    logprobs: torch.Tensor,
+    entropy: torch.Tensor,
+    streams: Streams,
+) -> Objective:
+    """Evaluates the loss. `streams["weights"]` [T] carries the aggregation (see `token_weights`).
+
+    Values at masked positions are replaced before any arithmetic, so NaN or infinity there changes nothing.
+    """
+    zero = torch.zeros_like(logprobs)
+    logprobs = torch.where(streams.mask, logprobs, zero)
+    entropy = torch.where(streams.mask, entropy, zero)
+    terms = algorithm.loss(logprobs, entropy, streams, settings)
+    total, metrics = terms.loss, dict(terms.metrics)
+    old = streams.old_logprobs(logprobs)
+    if settings.old_policy == "trainer" and settings.correction != "none":
+        weights = correction_weights(
+            settings.correction,
+            old,
+            streams["engine_logprobs"],
+            streams,
+            settings.correction_low,
+            settings.correction_high,
+        )
+        total = total * weights
+        metrics["correction_weight"] = weights
+    if settings.entropy_coefficient:
+        total = total - settings.entropy_coefficient * entropy
+    reference = streams.values.get("reference_logprobs")
+    if reference is not None:
+        kl = kl_terms(logprobs, reference, settings.kl.estimator)
+        total = total + settings.kl.coefficient * kl
+        # A copy: the metric must not change with what happens to the tensor later.
+        metrics["kl"] = kl.detach().clone()
+    metrics["entropy"] = entropy.detach().clone()
+    total = torch.where(streams.mask, total, zero)
+    return Objective((total * streams["weights"]).sum(), metrics)

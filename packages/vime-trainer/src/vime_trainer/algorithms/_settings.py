@@ -1,0 +1,79 @@
+"""The table [algorithm] of the configuration."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+from vime_proto.errors import nearest
+from vime_proto.settings import Section
+
+from ._aggregation import AGGREGATIONS
+from ._corrections import CORRECTIONS
+from ._kl import ESTIMATORS
+from ._registry import get_algorithm
+
+
+class KlSettings(Section):
+    """KL to the reference policy, which is the model that the run started from."""
+
+    coefficient: float = Field(0.0, ge=0, description="0 turns it off, and no reference is loaded")
+    estimator: str = Field("k3", description="k1, k2 or k3")
+
+    @field_validator("estimator")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        return _one_of(value, ESTIMATORS, "KL estimator")
+
+
+class AlgorithmSettings(Section):
+    """What is optimised. Keys that an algorithm does not read are harmless to it."""
+
+    name: str = Field("grpo", description="grpo, dr_grpo, rloo, gspo, cispo, dapo, or module:attribute")
+    clip_low: float = Field(0.2, ge=0, description="the ratio is clipped to [1 - clip_low, 1 + clip_high]")
+    clip_high: float = Field(0.28, ge=0, description="see clip_low")
+    clip_dual: float | None = Field(None, gt=1, description="dual clip for negative advantages; off when absent")
+    aggregation: str | None = Field(None, description="token, sequence or constant; absent takes the algorithm's own")
+    constant_length: int | None = Field(None, ge=1, description='divisor of aggregation "constant", in tokens')
+    old_policy: Literal["trainer", "engine"] = Field("trainer", description="what the ratio is relative to")
+    correction: str = Field("tis", description=", ".join(CORRECTIONS))
+    correction_low: float | None = Field(None, description="lower bound of icepop and geometric")
+    correction_high: float | None = Field(None, description="upper bound; 2 for tis")
+    uncorrected: bool = Field(False, description="allows stale samples without any correction")
+    entropy_coefficient: float = Field(0.0, ge=0, description="entropy bonus")
+    kl: KlSettings = KlSettings()
+    overlong_limit: int | None = Field(None, ge=1, description="dapo: longest response, in tokens; off when absent")
+    overlong_margin: int = Field(4096, ge=1, description="dapo: tokens below the limit where the penalty starts")
+    options: dict[str, Any] = Field(default_factory=dict, description="free keys for an algorithm of your own")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_defaults(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        algorithm = get_algorithm(str(values.get("name", "grpo")))
+        base = {"aggregation": algorithm.aggregation, **algorithm.defaults}
+        if values.get("old_policy") == "engine":
+            base["correction"] = "none"
+        return {**base, **values}
+
+    @field_validator("correction")
+    @classmethod
+    def _known_correction(cls, value: str) -> str:
+        return _one_of(value, CORRECTIONS, "correction")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> AlgorithmSettings:
+        if self.aggregation is not None:
+            _one_of(self.aggregation, AGGREGATIONS, "aggregation")
+        if self.aggregation == "constant" and self.constant_length is None:
+            raise ValueError('constant_length: needed by aggregation "constant"; the longest response, in tokens')
+        if self.overlong_limit is not None and self.overlong_margin >= self.overlong_limit:
+            raise ValueError("overlong_margin: must be below overlong_limit")
+        return self
+
+
+def _one_of(value: str, valid, what: str) -> str:
+    if value not in valid:
+        raise ValueError(nearest(value, valid, what))
+    return value

@@ -1,0 +1,136 @@
+"""What an algorithm is given and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class RolloutBatch:
+    """A whole batch as `advantage` sees it: G groups, R rollouts, S samples, T tokens of all samples end to end.
+
+    Attributes:
+        rewards: float64 [R], the reward trained on; NaN where there is none.
+        groups: int64 [R], position of each rollout's group, 0 to G - 1.
+        usable: bool [R], False for failed, unreliable and unscored rollouts: no baseline, no gradient.
+        truncated: bool [R], cut by a limit.
+        sample_rollouts: int64 [S], position of each sample's rollout.
+        lengths: int64 [S], tokens of each sample.
+        mask: bool [T], trainable tokens of usable rollouts.
+        group_ids: G names, for errors.
+        group_size: rollouts that a group was meant to have.
+        logprobs: float32 [T] each, by name: "engine"; "old" and "reference" where they were computed.
+    """
+
+    rewards: np.ndarray
+    groups: np.ndarray
+    usable: np.ndarray
+    truncated: np.ndarray
+    sample_rollouts: np.ndarray
+    lengths: np.ndarray
+    mask: np.ndarray
+    group_ids: tuple[str, ...]
+    group_size: int
+    logprobs: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def token_rollouts(self) -> np.ndarray:
+        """int64 [T], position of each token's rollout."""
+        return np.repeat(self.sample_rollouts, self.lengths)
+
+    @property
+    def response_tokens(self) -> np.ndarray:
+        """int64 [R], trainable tokens of each rollout, over all its samples."""
+        return np.bincount(self.token_rollouts[self.mask], minlength=len(self.rewards))
+
+    def per_token(self, values: np.ndarray) -> np.ndarray:
+        """float32 [T]: one value a rollout, on each of its trainable tokens; 0 elsewhere."""
+        return np.where(self.mask, values[self.token_rollouts], 0.0).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The per-token streams of one micro-batch of T tokens, on the model's device. None of them carries a gradient.
+
+    Attributes:
+        mask: bool [T], tokens that count. Every other stream is 0 where it is False.
+        cu_seqlens: int64 [S + 1], bounds of the sequences.
+        values: float32 [T] each, by name: what `advantage` returned, and "engine_logprobs", "old_logprobs",
+            "reference_logprobs" where there are such.
+    """
+
+    mask: torch.Tensor
+    cu_seqlens: torch.Tensor
+    values: Mapping[str, torch.Tensor]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.values[name]
+
+    def old_logprobs(self, logprobs: torch.Tensor) -> torch.Tensor:
+        """Log-probs of the old policy; those of the detached forward where it was not run separately."""
+        old = self.values.get("old_logprobs")
+        return logprobs.detach() if old is None else old
+
+    def sequence_sum(self, values: torch.Tensor) -> torch.Tensor:
+        """[S]: sum of `values` [T] over each sequence's trainable tokens. Masked values do not matter, NaN included."""
+        kept = torch.where(self.mask, values, torch.zeros_like(values))
+        sums = kept.new_zeros(self.cu_seqlens.numel() - 1)
+        return sums.index_add(0, self._sequence_of_token(), kept)
+
+    def sequence_mean(self, values: torch.Tensor) -> torch.Tensor:
+        """[S]: mean over each sequence's trainable tokens; 0 for a sequence without any."""
+        counts = self.sequence_sum(self.mask.to(values.dtype))
+        return self.sequence_sum(values) / counts.clamp(min=1)
+
+    def to_tokens(self, values: torch.Tensor) -> torch.Tensor:
+        """[T]: each sequence's value [S] on all of its tokens."""
+        return values[self._sequence_of_token()]
+
+    def _sequence_of_token(self) -> torch.Tensor:
+        lengths = self.cu_seqlens.diff()
+        return torch.repeat_interleave(torch.arange(lengths.numel(), device=lengths.device), lengths)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What `loss` returns.
+
+    Attributes:
+        loss: [T], a term per token, to be minimised; the trainer masks, weighs and sums them.
+        metrics: [T] each, detached; logged as means over trainable tokens under "policy/<name>".
+    """
+
+    loss: torch.Tensor
+    metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+Advantage = Callable[[RolloutBatch, Any], Mapping[str, np.ndarray]]
+Loss = Callable[[torch.Tensor, torch.Tensor, Streams, Any], Terms]
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Two functions over per-token streams; the trainer does everything else.
+
+    Attributes:
+        name: as in the configuration.
+        advantage: (batch, settings) -> float32 [T] streams by name, among them "advantages"; outside autograd.
+        loss: (live log-probs [T], entropy [T], streams, settings) -> Terms; inside autograd.
+        aggregation: "token", "sequence" or "constant", unless the configuration says otherwise.
+        needs_group: whether the baseline is the group, so that a group of one has none.
+        defaults: settings that differ from the common defaults, by key.
+        sequence_ratio: whether the importance ratio is of whole sequences.
+    """
+
+    name: str
+    advantage: Advantage
+    loss: Loss
+    aggregation: str = "token"
+    needs_group: bool = True
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    sequence_ratio: bool = False

@@ -1,0 +1,27 @@
+"""GSPO (arXiv:2507.18071): the importance ratio of a sequence is the geometric mean of its tokens' ratios."""
+
+from __future__ import annotations
+
+import torch
+
+from ._objectives import clipped, log_ratio, ratio_metrics
+from ._types import Algorithm, Streams, Terms
+from .grpo import advantage
+
+
+def loss(logprobs: torch.Tensor, entropy: torch.Tensor, streams: Streams, settings) -> Terms:
+    """min(s A, clip(s) A) on each of the sequence's tokens, s = exp(mean of the tokens' log-ratios)."""
+    old = streams.old_logprobs(logprobs)
+    ratio = streams.to_tokens(streams.sequence_mean(log_ratio(logprobs, old)).exp())
+    terms, cut = clipped(ratio, streams["advantages"], settings.clip_low, settings.clip_high, settings.clip_dual)
+    return Terms(terms, ratio_metrics(logprobs, old, ratio, cut))
+
+
+GSPO = Algorithm(
+    "gspo",
+    advantage,
+    loss,
+    aggregation="sequence",
+    defaults={"clip_low": 3e-4, "clip_high": 4e-4},
+    sequence_ratio=True,
+)
