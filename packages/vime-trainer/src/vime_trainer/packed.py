@@ -9,7 +9,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["PackedBatch", "TokenOutputs", "pack"]
+__all__ = ["PackedBatch", "ReplayRows", "TokenOutputs", "pack"]
+
+
+@dataclass(frozen=True)
+class ReplayRows:
+    """Experts chosen by the engine for each token of a packed batch; vime_r3.layout.pack makes `ids` and `valid`.
+
+    Attributes:
+        ids: integers [T, layers, top_k]; row i routes token i.
+        valid: bool [T]; tokens that are false route themselves.
+        layer_ids: global layer numbers of `ids`, counted from 0.
+        measure: count tokens that the model alone would have routed otherwise.
+    """
+
+    ids: Any
+    valid: Any
+    layer_ids: tuple[int, ...]
+    measure: bool = False
 
 
 @dataclass(frozen=True)
@@ -21,18 +38,23 @@ class PackedBatch:
         positions: int64 [T], index of each token within its sequence, from 0.
         cu_seqlens: int32 [S + 1], first token of each sequence, then T; ascending, no sequence is empty.
         temperature: float32 [T], > 0; logits that predict token i are divided by temperature[i].
-        routes: expert routes to replay (row i routes token i), as vime_r3.megatron takes them; None routes freely.
+        routes: expert routes to replay; None lets the model route itself.
     """
 
     tokens: Tensor
     positions: Tensor
     cu_seqlens: Tensor
     temperature: Tensor
-    routes: Any = None
+    routes: ReplayRows | None = None
 
     def __post_init__(self) -> None:
         count = self.tokens.numel()
-        wanted = {"tokens": torch.int64, "positions": torch.int64, "cu_seqlens": torch.int32, "temperature": torch.float32}
+        wanted = {
+            "tokens": torch.int64,
+            "positions": torch.int64,
+            "cu_seqlens": torch.int32,
+            "temperature": torch.float32,
+        }
         for name, dtype in wanted.items():
             value = getattr(self, name)
             if value.dim() != 1 or value.dtype != dtype:
@@ -66,16 +88,18 @@ class TokenOutputs:
     Attributes:
         logprobs: float32 [T], natural log of the probability of token i; 0 for the first token of a sequence.
         entropy: float32 [T], entropy in nats of the distribution that token i was drawn from; 0 for the first token.
+        replay: vime_r3.megatron.Usage of the pass; None when no routes were replayed.
     """
 
     logprobs: Tensor
     entropy: Tensor
+    replay: Any = None
 
 
 def pack(
     sequences: Sequence[Sequence[int] | Tensor],
     temperature: float | Sequence[float] = 1.0,
-    routes: Any = None,
+    routes: ReplayRows | None = None,
 ) -> PackedBatch:
     """Lays sequences of token ids end to end.
 

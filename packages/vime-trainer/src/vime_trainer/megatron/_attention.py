@@ -1,0 +1,104 @@
+"""Causal core attention over packed sequences: SDPA on the CPU or in float32, torch's varlen kernel on a GPU."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from vime_trainer.megatron._layout import SequenceLayout
+
+__all__ = ["PackedAttention", "needs_dense"]
+
+
+def needs_dense(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the varlen kernel does not serve this device and element type."""
+    return device.type != "cuda" or dtype == torch.float32
+
+
+class PackedAttention(MegatronModule):
+    """Takes the place of Megatron's DotProductAttention, which refuses packed sequences.
+
+    Args are those of megatron.core.transformer.attention.CoreAttentionBuilder.
+
+    Raises:
+        ValueError: a layer that is not causal, or has a window.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: Any = None,
+        attention_type: str = "self",
+        cp_comm_type: str | None = None,
+        softmax_scale: float | None = None,
+        pg_collection: Any = None,
+    ) -> None:
+        super().__init__(config=config)
+        if config.window_size is not None:
+            raise ValueError(f"layer {layer_number - 1}: sliding-window attention is not supported")
+        self.scale = softmax_scale if softmax_scale is not None else 1.0 / math.sqrt(config.kv_channels)
+        self.groups = config.num_attention_heads // config.num_query_groups
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        attn_mask_type: Any = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: SequenceLayout | None = None,
+    ) -> Tensor:
+        """Attention within each sequence.
+
+        Args:
+            query: [tokens, 1, heads, head_dim].
+            key, value: [tokens, 1, KV heads, head_dim].
+            packed_seq_params: where the sequences lie.
+
+        Returns:
+            [tokens, 1, heads * head_dim].
+        """
+        if packed_seq_params is None:
+            raise ValueError("PackedAttention needs a SequenceLayout")
+        query, key, value = query.squeeze(1), key.squeeze(1), value.squeeze(1)
+        if packed_seq_params.blocks:
+            out = self._dense(query, key, value, packed_seq_params)
+        else:
+            out = self._varlen(query, key, value, packed_seq_params)
+        return out.reshape(out.size(0), 1, -1)
+
+    def _varlen(self, query: Tensor, key: Tensor, value: Tensor, layout: SequenceLayout) -> Tensor:
+        from torch.nn.attention.varlen import varlen_attn
+
+        bounds, longest = layout.cu_seqlens_q, layout.max_seqlen_q
+        # The kernel scales by 1/sqrt(head_dim); another scale goes into the query.
+        usual = 1.0 / math.sqrt(query.size(-1))
+        if self.scale != usual:
+            query = query * (self.scale / usual)
+        return varlen_attn(query, key, value, bounds, bounds, longest, longest, window_size=(-1, 0))
+
+    def _dense(self, query: Tensor, key: Tensor, value: Tensor, layout: SequenceLayout) -> Tensor:
+        if self.groups > 1:
+            key = key.repeat_interleave(self.groups, dim=1)
+            value = value.repeat_interleave(self.groups, dim=1)
+        heads, dim = query.shape[1:]
+        outputs = []
+        for block in layout.blocks:
+            shape = (block.count, block.longest, heads, dim)
+            cells = [
+                (part if block.rows is None else part[block.rows.flatten()]).view(shape).transpose(1, 2)
+                for part in (query, key, value)
+            ]
+            out = scaled_dot_product_attention(*cells, is_causal=True, scale=self.scale)
+            outputs.append(out.transpose(1, 2).reshape(-1, heads, dim))
+        if layout.order is None:
+            return outputs[0]
+        return (torch.cat(outputs) if len(outputs) > 1 else outputs[0])[layout.order]

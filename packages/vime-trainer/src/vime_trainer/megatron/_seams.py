@@ -1,0 +1,96 @@
+"""Where megatron-core 0.16.1 assumes a GPU or Transformer Engine, and what stands in for them. The only such place.
+
+On a host with a GPU only the fix of the undefined name is applied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["cuda_names", "device", "install"]
+
+with warnings.catch_warnings():
+    # Megatron says on import that Apex and Transformer Engine are missing; this trainer does not use them.
+    warnings.simplefilter("ignore")
+    from megatron.core import jit
+
+    if not torch.cuda.is_available():
+        # It also decorates small functions with torch.compile, which costs more here than it saves.
+        jit.disable_jit_fuser()
+    import megatron.core.optimizer  # noqa: F401
+    from megatron.core.transformer.moe import moe_utils
+
+
+def device() -> torch.device:
+    """The device that models live on: this process's GPU, or the CPU when there is none."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+class _CudaMeansCpu(TorchFunctionMode):
+    """Maps `device="cuda"` to the CPU and answers `Tensor.type()` as a GPU tensor would."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = "cpu"
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if func is torch.Tensor.type and len(args) == 1 and not kwargs:
+            return func(*args).replace("torch.", "torch.cuda.")
+        return func(*args, **kwargs)
+
+
+def cuda_names() -> contextlib.AbstractContextManager[Any]:
+    """A context in which Megatron may name CUDA devices although there are none; does nothing where there are.
+
+    Every torch call inside costs a Python call, so only construction and the gradient norm run in it, no forward pass.
+    """
+    return contextlib.nullcontext() if torch.cuda.is_available() else _CudaMeansCpu()
+
+
+def install() -> None:
+    """Puts the stand-ins in place; calling it again changes nothing."""
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None  # undefined without Transformer Engine, yet read by the router
+    if torch.cuda.is_available():
+        return
+
+    from megatron.core.tensor_parallel import random as megatron_random
+
+    def current_device() -> torch.device:
+        return torch.device("cpu")
+
+    def synchronize(device: Any = None) -> None:
+        """Pipeline send and receive call it."""
+
+    torch.cuda.current_device = current_device  # type: ignore[assignment]
+    torch.cuda.synchronize = synchronize
+    # Initialisation and dropout fork a CUDA generator state that does not exist here; dropout is 0 in this trainer.
+    megatron_random._CUDA_RNG_STATE_TRACKER = _NoRngStates()
+    megatron_random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
+
+
+class _NoRngStates:
+    """Stands in for CudaRNGStatesTracker."""
+
+    is_inference_rng_tracker = False
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def reset(self) -> None:
+        """Keeps nothing."""
+
+    def get_states(self) -> dict[str, Any]:
+        return {}
+
+    def set_states(self, states: dict[str, Any]) -> None:
+        """Keeps nothing."""
+
+    def fork(self, name: str = "") -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()

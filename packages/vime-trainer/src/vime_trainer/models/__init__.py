@@ -1,0 +1,29 @@
+"""Model families: sizes from config.json, and a table of weights that serves import, export and weight updates."""
+
+from vime_trainer.models._architecture import Architecture
+from vime_trainer.models._config_file import HfConfig, read_config
+from vime_trainer.models._convert import check_names, export, fill, specs
+from vime_trainer.models._family import Family
+from vime_trainer.models._folder import WeightFiles, write_folder
+from vime_trainer.models._random import random_tensor
+from vime_trainer.models._registry import FAMILIES, family_of
+from vime_trainer.models._weights import Entry, Weight, expand
+
+__all__ = [
+    "FAMILIES",
+    "Architecture",
+    "Entry",
+    "Family",
+    "HfConfig",
+    "Weight",
+    "WeightFiles",
+    "check_names",
+    "expand",
+    "export",
+    "family_of",
+    "fill",
+    "random_tensor",
+    "read_config",
+    "specs",
+    "write_folder",
+]

@@ -1,0 +1,107 @@
+"""Hugging Face model folders: reading weights lazily, writing a folder as one atomic unit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vime_trainer.files import new_directory
+
+__all__ = ["WeightFiles", "write_folder"]
+
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
+_INDEX = "model.safetensors.index.json"
+
+
+class WeightFiles:
+    """The safetensors files of a folder; tensors are read from disk when asked for.
+
+    Raises:
+        FileNotFoundError: the folder has no safetensors file.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        files = sorted(self.folder.glob("*.safetensors"))
+        if not files:
+            raise FileNotFoundError(f"{self.folder}: no *.safetensors file")
+        self._open = [safe_open(file, framework="pt") for file in files]
+        self._where = {name: handle for handle in self._open for name in handle.keys()}  # noqa: SIM118
+
+    @property
+    def names(self) -> set[str]:
+        """Names of all tensors."""
+        return set(self._where)
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, on the CPU."""
+        return self._where[name].get_tensor(name)
+
+
+def write_folder(
+    folder: str | Path,
+    tensors: Iterable[tuple[str, Tensor]],
+    config: dict[str, Any],
+    source: str | Path | None = None,
+    max_shard_bytes: int = 4 << 30,
+) -> Path:
+    """Writes weights and config.json, and copies the tokenizer and other small files of `source`.
+
+    The folder appears whole or not at all; one that exists is replaced.
+
+    Args:
+        folder: where to.
+        tensors: names and tensors, streamed; one shard at a time is held.
+        config: contents of config.json.
+        source: folder whose files other than weights and config.json are copied.
+        max_shard_bytes: most bytes of tensors in one file.
+    """
+    with new_directory(Path(folder)) as made:
+        if source is not None:
+            _copy_side_files(Path(source), made)
+        (made / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        _write_shards(made, tensors, max_shard_bytes)
+    return Path(folder)
+
+
+def _copy_side_files(source: Path, made: Path) -> None:
+    for file in sorted(source.iterdir()):
+        known = file.name == "config.json" or file.name.endswith(_WEIGHT_SUFFIXES) or file.name.endswith(".index.json")
+        if file.is_file() and not known:
+            shutil.copyfile(file, made / file.name)
+
+
+def _write_shards(made: Path, tensors: Iterable[tuple[str, Tensor]], limit: int) -> None:
+    shards: list[list[str]] = []
+    pending: dict[str, Tensor] = {}
+    size = total = 0
+
+    def flush() -> None:
+        save_file(pending, made / f"part-{len(shards)}.safetensors", metadata={"format": "pt"})
+        shards.append(list(pending))
+
+    for name, tensor in tensors:
+        if pending and size + tensor.nbytes > limit:
+            flush()
+            pending, size = {}, 0
+        pending[name] = tensor.cpu().contiguous()
+        size += tensor.nbytes
+        total += tensor.nbytes
+    flush()
+    if len(shards) == 1:
+        (made / "part-0.safetensors").rename(made / "model.safetensors")
+        return
+    index = {}
+    for number, names in enumerate(shards):
+        file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
+        (made / f"part-{number}.safetensors").rename(made / file)
+        index |= dict.fromkeys(names, file)
+    content = {"metadata": {"total_size": total}, "weight_map": index}
+    (made / _INDEX).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
