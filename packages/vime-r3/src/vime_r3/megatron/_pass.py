@@ -1,0 +1,124 @@
+"""One forward pass of a model, and what its routers did in it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+
+
+class ReplayError(RuntimeError):
+    """Routes were not used exactly once, or do not fit the tokens."""
+
+
+@dataclasses.dataclass
+class Usage:
+    """What ``use`` counted; read it after the forward pass. Tensors stay on the model's device: reading them waits for it.
+
+    Attributes:
+        layer_ids: global numbers of this model's MoE layers.
+        tokens: tokens of the micro-batch, with holes.
+        flips: int64 ``[layers]``: tokens that the trainer alone would have routed otherwise; None unless measured.
+        flipped: bool ``[tokens]``: such tokens in any layer; None unless measured.
+    """
+
+    layer_ids: tuple[int, ...]
+    tokens: int
+    flips: torch.Tensor | None = None
+    flipped: torch.Tensor | None = None
+
+
+class Pass:
+    """Rows of one forward pass. Activation recompute of that pass reads the same rows again.
+
+    Args:
+        layer_ids: global numbers of the model's MoE layers.
+        ids: integers ``[layers, tokens, top_k]``, in the order of ``layer_ids``; None when the model routes itself.
+        valid: bool ``[tokens]``; None when every row is replayed.
+        measure: count where the live top-k differs.
+        record: keep the live top-k.
+    """
+
+    def __init__(
+        self,
+        layer_ids: Sequence[int],
+        ids: torch.Tensor | None = None,
+        valid: torch.Tensor | None = None,
+        measure: bool = False,
+        record: bool = False,
+    ):
+        self.layer_ids = tuple(layer_ids)
+        self.ids = ids
+        self.valid = valid
+        self.record: list[torch.Tensor | None] | None = [None] * len(self.layer_ids) if record else None
+        self.usage = Usage(self.layer_ids, 0 if ids is None else ids.shape[1]) if ids is not None else None
+        self.measure = measure
+        self.forward = True
+        self.calls = [0] * len(self.layer_ids)
+        self._place: dict[int, int] = {layer: place for place, layer in enumerate(self.layer_ids)}
+
+    def start_backward(self) -> None:
+        """From here on routers are called to recompute activations."""
+        self.forward = False
+        self.calls = [0] * len(self.layer_ids)
+
+    def check_used(self) -> None:
+        """Checks at the end of the forward pass that every router ran once.
+
+        Raises:
+            ReplayError: names the layers.
+        """
+        if self.ids is None:
+            return
+        wrong = {layer: count for layer, count in zip(self.layer_ids, self.calls, strict=True) if count != 1}
+        if wrong:
+            counts = ", ".join(f"layer {layer}: {count}" for layer, count in wrong.items())
+            raise ReplayError(f"every router must use its routes once in a forward pass; uses were {counts}")
+
+    def top_k(
+        self, layer: int, scores: torch.Tensor, live: Callable[[], tuple[torch.Tensor, torch.Tensor]]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scores and ids ``[tokens, top_k]`` of one router, whose live choice ``live()`` computes."""
+        place = self._place[layer]
+        self.calls[place] += 1
+        if self.ids is None:
+            chosen = live()
+            if self.record is not None and self.forward:
+                self.record[place] = chosen[1].detach()
+            return chosen
+        if self.calls[place] > 1:
+            phase = "forward pass" if self.forward else "recomputation"
+            raise ReplayError(f"the router of layer {layer} ran twice in one {phase}")
+        if scores.shape[0] != self.ids.shape[1]:
+            raise ReplayError(
+                f"the router of layer {layer} has {scores.shape[0]} tokens, but {self.ids.shape[1]} rows were given; "
+                "rows must be laid out as this rank's tokens are"
+            )
+        self._to(scores.device)
+        ids = self.ids[place].long()
+        measure = self.measure and self.forward
+        if measure or self.valid is not None:
+            own = live()[1]
+            if measure:
+                self._count(place, own, ids)
+            if self.valid is not None:
+                ids = torch.where(self.valid.unsqueeze(1), ids, own)
+        # The scores are those of all experts, before any top-k, so that a replayed expert outside it keeps its gradient.
+        return scores.gather(1, ids), ids
+
+    def _to(self, device: torch.device) -> None:
+        if self.ids.device != device:
+            self.ids = self.ids.to(device, non_blocking=True)
+            self.valid = None if self.valid is None else self.valid.to(device, non_blocking=True)
+
+    def _count(self, place: int, own: torch.Tensor, ids: torch.Tensor) -> None:
+        differs = ~(own.unsqueeze(2) == ids.unsqueeze(1)).any(dim=2).all(dim=1)
+        if self.valid is not None:
+            differs &= self.valid
+        usage = self.usage
+        if usage.flips is None:
+            usage.flips = torch.zeros(len(self.layer_ids), dtype=torch.int64, device=ids.device)
+            usage.flipped = torch.zeros_like(differs)
+        usage.flips[place] += differs.sum()
+        usage.flipped |= differs

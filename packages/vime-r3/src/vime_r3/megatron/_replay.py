@@ -1,0 +1,201 @@
+"""Replay attached to one model: no process-global state, no patch.
+
+``TopKRouter`` asks the object in its ``router_replay`` attribute for its top-k, in the place where it would compute its
+own, and goes on with the scores of the ids that it gets: softmax or sigmoid, normalisation and scaling stay Megatron's.
+This module puts an object there that knows its model and its global layer number.
+
+Which rows a router reads is decided by the forward pass that it runs in. Activation recompute runs routers again during
+the backward pass, possibly after forward passes of other micro-batches: a hook on the output tensor of each forward pass
+makes its rows the present ones again when its backward pass begins, whatever the schedule.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from vime_proto.errors import ContractError
+from vime_r3.megatron._pass import Pass, ReplayError, Usage
+from vime_r3.megatron._routers import find_routers, unwrap
+
+
+class _Slot:
+    """Stands in a router's ``router_replay``."""
+
+    def __init__(self, replay: Replay, layer: int):
+        self._replay = replay
+        self._layer = layer
+
+    def get_replay_topk(self, scores, topk, num_groups=None, group_topk=None, default_compute_topk=None):
+        """Scores and ids of the experts to use; the signature is that of Megatron's ``RouterReplay``."""
+
+        def live():
+            return default_compute_topk(scores, topk, num_groups=num_groups, group_topk=group_topk)
+
+        current = self._replay._current
+        return live() if current is None else current.top_k(self._layer, scores, live)
+
+
+class Replay:
+    """Replay of one model (one virtual pipeline chunk). Made by ``attach``.
+
+    Attributes:
+        layer_ids: global numbers, counted from 0, of the MoE layers that this model has; empty for none.
+    """
+
+    def __init__(self, model: torch.nn.Module):
+        self._model = unwrap(model)
+        self._routers = find_routers(self._model)
+        self.layer_ids: tuple[int, ...] = tuple(self._routers)
+        self._next: Pass | None = None
+        self._current: Pass | None = None
+        self._inside = False
+        self._handles = [
+            self._model.register_forward_pre_hook(self._before),
+            self._model.register_forward_hook(self._after),
+        ]
+        for layer, router in self._routers.items():
+            router.router_replay = _Slot(self, layer)
+
+    def detach(self) -> None:
+        """Takes the replay off the model; routers then route themselves. Calling it again does nothing."""
+        for handle in self._handles:
+            handle.remove()
+        for router in self._routers.values():
+            router.router_replay = None
+        self._handles, self._routers = [], {}
+        self._next = self._current = None
+
+    @contextlib.contextmanager
+    def use(
+        self,
+        ids: np.ndarray | torch.Tensor,
+        valid: np.ndarray | torch.Tensor | None = None,
+        *,
+        layer_ids: Sequence[int] | None = None,
+        measure: bool = False,
+    ) -> Iterator[Usage]:
+        """Replays in the one forward pass that runs inside; its backward pass may run inside or later.
+
+        Args:
+            ids: integers ``[tokens, layers, top_k]``, laid out as the tokens that this rank's routers see: the rows of a
+                ``[sequence, batch]`` tensor flattened, this rank's part of them under context or sequence parallelism.
+            valid: bool ``[tokens]``; tokens that are false route themselves. Default: all are replayed.
+            layer_ids: global numbers of the layers of ``ids``; may have more layers than this model. Default: exactly
+                this model's.
+            measure: count tokens that the trainer alone would have routed otherwise (costs one live top-k a layer).
+
+        Raises:
+            ContractError: ids that do not fit the model.
+            ReplayError: inside, no or more than one forward pass, a router that ran never or twice, or other tokens.
+        """
+        self._check_idle()
+        rows, mask = self._rows(ids, valid, self.layer_ids if layer_ids is None else tuple(layer_ids))
+        yield from self._run(Pass(self.layer_ids, rows, mask, measure=measure))
+
+    @contextlib.contextmanager
+    def record(self) -> Iterator[list[torch.Tensor | None]]:
+        """Routes live in the one forward pass inside and keeps the ids: int64 ``[tokens, top_k]`` for each layer."""
+        self._check_idle()
+        yield from self._run(Pass(self.layer_ids, record=True))
+
+    def _run(self, coming: Pass):
+        self._next, self._inside = coming, True
+        try:
+            yield coming.usage if coming.record is None else coming.record
+            if self._next is not None:
+                raise ReplayError("routes were given, but the model ran no forward pass")
+        finally:
+            self._next, self._inside = None, False
+            # A forward pass that raised leaves its rows behind.
+            if self._current is coming and coming.forward:
+                self._current = None
+
+    def _check_idle(self) -> None:
+        if not self._handles:
+            raise ReplayError("this replay was detached")
+        if self._inside:
+            raise ReplayError("routes are in use: one forward pass at a time")
+
+    def _before(self, _module, _args) -> None:
+        if self._inside and self._next is None:
+            raise ReplayError("a second forward pass would use the same routes again: give each its own")
+        # A forward pass outside `use` routes itself, and so does its recomputation.
+        self._current = self._next or Pass(self.layer_ids)
+        self._next = None
+
+    def _after(self, _module, _args, output) -> None:
+        done, self._current = self._current, None
+        done.check_used()
+
+        def begin(grad: torch.Tensor) -> None:
+            done.start_backward()
+            self._current = done
+
+        for tensor in _tensors(output):
+            if tensor.requires_grad:
+                tensor.register_hook(begin)
+
+    def _rows(self, ids, valid, given: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if ids.ndim != 3 or ids.shape[1] != len(given):
+            raise ContractError("ids", f"must be [tokens, {len(given)}, top_k], got {list(ids.shape)}")
+        missing = [layer for layer in self.layer_ids if layer not in given]
+        if missing:
+            raise ContractError("layer_ids", f"{list(given)} lack layers {missing} of this model")
+        for layer, router in self._routers.items():
+            if ids.shape[2] != router.topk:
+                raise ContractError("ids", f"have {ids.shape[2]} experts a token, layer {layer} has {router.topk}")
+        places = [given.index(layer) for layer in self.layer_ids]
+        if isinstance(ids, np.ndarray):
+            # torch has no full uint16: widen; the copy also detaches from a read-only payload.
+            kind = {"|u1": np.uint8, "<u2": np.int32}.get(ids.dtype.str, np.int64)
+            rows = torch.from_numpy(np.ascontiguousarray(ids[:, places].swapaxes(0, 1), dtype=kind))
+        else:
+            rows = ids[:, places].transpose(0, 1).contiguous()
+        mask = None
+        if valid is not None:
+            if tuple(valid.shape) != (ids.shape[0],):
+                raise ContractError("valid", f"must be bool [{ids.shape[0]}], got {list(valid.shape)}")
+            mask = torch.from_numpy(np.array(valid, dtype=np.bool_)) if isinstance(valid, np.ndarray) else valid.bool()
+            if mask.device.type == "cpu" and bool(mask.all()):
+                mask = None
+        self._check_range(rows, mask)
+        return rows, mask
+
+    def _check_range(self, rows: torch.Tensor, mask: torch.Tensor | None) -> None:
+        # On a device this would wait for it; traces were checked when they were decoded.
+        if not rows.numel() or rows.device.type != "cpu":
+            return
+        experts = next(iter(self._routers.values())).num_experts
+        used = rows if mask is None else rows[:, mask.to(rows.device)]
+        if used.numel() and not (int(used.min()) >= 0 and int(used.max()) < experts):
+            raise ContractError("ids", f"must be in [0, {experts}), got {int(used.min())} to {int(used.max())}")
+        if mask is not None:
+            # Hole rows may hold anything; they must still be readable.
+            rows[:, ~mask.to(rows.device)] = 0
+
+
+def attach(model: torch.nn.Module) -> Replay:
+    """Attaches replay to the ``TopKRouter`` modules of one Megatron model, by global layer number.
+
+    The model may be wrapped (Float16Module, DistributedDataParallel). With virtual pipeline stages attach to each chunk.
+    Routers of multi-token prediction are left alone. Until ``use`` is entered the model behaves as before.
+
+    Raises:
+        ContractError: a router that would ignore replayed routes (fused, sinkhorn, capacity factor), that is replayed
+            already, or two routers of one layer.
+    """
+    return Replay(model)
+
+
+def _tensors(output) -> list[torch.Tensor]:
+    if isinstance(output, torch.Tensor):
+        return [output]
+    if isinstance(output, dict):
+        output = list(output.values())
+    if isinstance(output, list | tuple):
+        return [tensor for item in output for tensor in _tensors(item)]
+    return []
