@@ -1,0 +1,3 @@
+from vime_launch.cli import main
+
+raise SystemExit(main())

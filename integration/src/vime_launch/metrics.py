@@ -1,0 +1,86 @@
+"""The metrics of a run: what the trainer streams, kept in a file, and the figures that the launcher shows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import grpc
+
+from vime_proto.channel import open_channel
+from vime_proto.trainer.v1 import trainer_pb2, trainer_pb2_grpc
+
+# What the launcher shows, and the trainer's name of it.
+REWARD = "reward_mean"
+LOGPROB_DIFF = "train_rollout_logprob_abs_diff_mean"
+STALENESS = "staleness_mean"
+STALENESS_MAX = "staleness_max"
+TOKENS_PER_SECOND = "tokens_per_second"
+SECONDS = "seconds/"
+EVALUATION = "eval/"
+
+Row = dict[str, float]
+
+
+class Metrics:
+    """Values by step. A later value of a step replaces an earlier one: after a resume the kept lineage counts."""
+
+    def __init__(self, path: Path | None = None):
+        self.rows: dict[int, Row] = {}
+        self._path = path
+        if path is not None and path.exists():
+            for line in path.read_text().splitlines():
+                row = json.loads(line)
+                self._take(row["step"], row["values"])
+
+    def _take(self, step: int, values: Mapping[str, float]) -> None:
+        self.rows.setdefault(step, {}).update(values)
+
+    def add(self, step: int, time: float, values: Mapping[str, float]) -> None:
+        """Takes the values of a step and appends them to the file."""
+        self._take(step, values)
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps({"step": step, "time": time, "values": dict(values)}) + "\n")
+
+    def forget_from(self, step: int) -> None:
+        """Drops steps after ``step``: a restore trains them anew."""
+        self.rows = {one: row for one, row in self.rows.items() if one <= step}
+
+    def series(self, name: str) -> tuple[list[int], list[float]]:
+        """Steps that have a value of this name, ascending, and their values."""
+        steps = sorted(step for step, row in self.rows.items() if name in row)
+        return steps, [self.rows[step][name] for step in steps]
+
+    def names(self, prefix: str) -> list[str]:
+        """Names that begin with ``prefix``, over all steps."""
+        return sorted({name for row in self.rows.values() for name in row if name.startswith(prefix)})
+
+    def accuracy(self) -> tuple[str, list[int], list[float]]:
+        """The first evaluation's mean reward: its name, steps and values; empty without any."""
+        for name in self.names(EVALUATION):
+            if name.endswith("/mean_reward"):
+                return name, *self.series(name)
+        return "", [], []
+
+
+async def follow(address: str, metrics: Metrics, seen: Callable[[int, Row], None], from_step: int = 0) -> None:
+    """Takes the metrics that the trainer streams until the stream ends with the trainer."""
+    next_step = from_step
+    async with open_channel(address) as channel:
+        stub = trainer_pb2_grpc.TrainerServiceStub(channel)
+        while True:
+            try:
+                async for message in stub.StreamMetrics(trainer_pb2.StreamMetricsRequest(from_step=next_step)):
+                    one = message.metrics
+                    metrics.add(one.step, one.time, one.values)
+                    next_step = one.step + 1
+                    seen(one.step, metrics.rows[one.step])
+                return
+            except grpc.RpcError as error:
+                if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+                    raise
+            # The trainer is gone, and its watch says why, or the connection broke and comes back.
+            await asyncio.sleep(0.5)
