@@ -1,8 +1,4 @@
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("megatron.core")
-
 import torch
 from tiny import build, start
 
