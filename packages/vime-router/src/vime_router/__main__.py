@@ -1,0 +1,3 @@
+from vime_router.cli import main
+
+raise SystemExit(main())

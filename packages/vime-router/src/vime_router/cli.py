@@ -1,0 +1,73 @@
+"""Command line: ``vime-router serve`` and ``vime-router list``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+
+import grpc
+from pydantic import Field
+
+from vime_proto.channel import open_channel
+from vime_proto.errors import describe, nearest
+from vime_proto.process import exit_with_parent, until_stopped, write_address_file
+from vime_proto.router.v1 import router_pb2 as pb
+from vime_proto.router.v1 import router_pb2_grpc
+from vime_proto.settings import Settings, load
+from vime_proto.version import show
+from vime_router.server import serve
+from vime_router.settings import RouterSettings
+
+
+class ListSettings(Settings):
+    """Which router to ask."""
+
+    address: str = Field(description="host:port of the router")
+    refresh: bool = Field(False, description="ask the engines now instead of showing the last check")
+
+
+async def _serve(settings: RouterSettings) -> None:
+    async with serve(settings) as server:
+        if settings.address_file:
+            write_address_file(settings.address_file, server.address)
+        print(f"listening on {server.address}", flush=True)
+        await until_stopped()
+
+
+async def _list(settings: ListSettings) -> None:
+    async with open_channel(settings.address) as channel:
+        stub = router_pb2_grpc.RouterServiceStub(channel)
+        fleet = await stub.ListEngines(pb.ListEnginesRequest(refresh=settings.refresh), timeout=30)
+    print(f"policy {fleet.policy}, {fleet.queued} queued")
+    for engine in fleet.engines:
+        version = show(engine.status.version) if engine.status.HasField("version") else "-"
+        health = pb.EngineHealth.Name(engine.health).removeprefix("ENGINE_HEALTH_").lower()
+        print(
+            f"{engine.engine_id}\t{engine.address}\t{health}\t{version}\t{engine.outstanding_requests}\t{engine.reason}"
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; answers the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    commands = {"serve": (RouterSettings, _serve), "list": (ListSettings, _list)}
+    if not words or words[0] not in commands:
+        name = words[0] if words else ""
+        print(f"vime-router: {nearest(name, commands, 'command')}", file=sys.stderr)
+        return 2
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    kind, run = commands[words[0]]
+    settings = load(kind, words[1:], f"vime-router {words[0]}")
+    if getattr(settings, "exit_with_parent", False):
+        exit_with_parent()
+    try:
+        asyncio.run(run(settings))
+    except (OSError, ValueError) as error:
+        print(f"vime-router: {error}", file=sys.stderr)
+        return 1
+    except grpc.RpcError as error:
+        print(f"vime-router: {describe(error)}", file=sys.stderr)
+        return 1
+    return 0

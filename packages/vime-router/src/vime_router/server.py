@@ -1,0 +1,60 @@
+"""Puts the router together."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator
+
+import prometheus_client
+
+from vime_proto.router.v1 import router_pb2_grpc
+from vime_proto.server import RunningServer, ServerInfo, start_server
+from vime_router._engines import Engines
+from vime_router._fleet import Fleet
+from vime_router._metrics import Metrics
+from vime_router._proxy import SERVICE, Proxy
+from vime_router._service import RouterService
+from vime_router.policies import make_policy
+from vime_router.settings import RouterSettings
+
+
+@contextlib.asynccontextmanager
+async def serve(settings: RouterSettings) -> AsyncIterator[RunningServer]:
+    """Runs a router as long as the context lasts.
+
+    Raises:
+        AddressInUseError: the address is taken.
+        ContractError: an unknown policy.
+    """
+    import vime_router
+
+    metrics = Metrics()
+    fleet = Fleet(make_policy(settings.policy, random.Random(settings.seed)), settings.health, time.monotonic)
+    engines = Engines(fleet, settings)
+    proxy = Proxy(fleet, engines, settings, metrics)
+    service = RouterService(fleet, engines, proxy, settings.policy)
+    server = await start_server(
+        [(router_pb2_grpc.add_RouterServiceServicer_to_server, service, "vime.router.v1.RouterService")],
+        ServerInfo(package="vime-router", package_version=vime_router.__version__, role="router"),
+        settings.server.options(),
+        generic_handlers=[proxy.handler()],
+        generic_names=[SERVICE],
+    )
+    exporter = None
+    try:
+        for engine in settings.engines:
+            engines.add(fleet.register(engine.id, engine.address, {}, None))
+        if settings.metrics_port is not None:
+            exporter, _ = prometheus_client.start_http_server(
+                settings.metrics_port, addr="127.0.0.1", registry=metrics.registry
+            )
+        await server.set_serving(True)
+        yield server
+    finally:
+        if exporter is not None:
+            exporter.shutdown()
+            exporter.server_close()
+        await server.stop(1.0)
+        await engines.close()
