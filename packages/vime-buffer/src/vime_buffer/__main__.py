@@ -1,0 +1,4 @@
+from vime_buffer.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Payload files on fsspec: written whole or not at all, read by range."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterable, Sequence
+
+from fsspec.core import url_to_fs
+
+from vime_buffer._store.payloads import URI_MARK, StoredFile
+from vime_proto.errors import ContractError
+
+log = logging.getLogger(__name__)
+
+_PARTIAL = ".partial"
+
+
+class BlobFiles:
+    """Files below a root.
+
+    Args:
+        root: directory or fsspec URI.
+        trace_roots: further roots below which ``read_uri`` may read and ``delete`` may delete.
+    """
+
+    def __init__(self, root: str, trace_roots: Sequence[str] = ()):
+        self._fs, self._root = url_to_fs(root)
+        self._local = "file" in (self._fs.protocol if isinstance(self._fs.protocol, tuple) else (self._fs.protocol,))
+        self._fs.makedirs(self._root, exist_ok=True)
+        self._trace_roots = [url_to_fs(one) for one in trace_roots]
+
+    def write(self, data: bytes) -> StoredFile:
+        """Writes a new file and names it."""
+        blob_id = uuid.uuid4().hex
+        path = f"{blob_id[:2]}/{blob_id}"
+        full = f"{self._root}/{path}"
+        if self._local:
+            self._fs.makedirs(f"{self._root}/{blob_id[:2]}", exist_ok=True)
+            # A rename is atomic, so a reader or a sweep never meets half a file under its final name.
+            self._fs.pipe_file(full + _PARTIAL, data)
+            self._fs.mv(full + _PARTIAL, full)
+        else:
+            # Object stores make an object visible once it is complete.
+            self._fs.pipe_file(full, data)
+        return StoredFile(blob_id, path, len(data))
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Bytes of a file.
+
+        Raises:
+            OSError: it is gone.
+        """
+        end = None if length is None else offset + length
+        return self._fs.cat_file(f"{self._root}/{path}", start=offset, end=end)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Deletes files, and traces below a trace root; one that cannot be deleted is logged and left to the next sweep."""
+        for path in paths:
+            try:
+                if path.startswith(URI_MARK):
+                    fs, target = url_to_fs(path[len(URI_MARK) :])
+                    fs.rm_file(target)
+                else:
+                    self._fs.rm_file(f"{self._root}/{path}")
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                log.warning("payload file %s could not be deleted: %s", path, error)
+
+    def sweep(self, known: set[str]) -> int:
+        """Deletes files that no row names: a process died between writing and committing. Answers how many."""
+        prefix = len(self._root.rstrip("/")) + 1
+        found = [name[prefix:] for name in self._fs.find(self._root)]
+        orphans = [path for path in found if path not in known]
+        self.delete(orphans)
+        return len(orphans)
+
+    def check_uri(self, uri: str, field: str) -> None:
+        """Refuses a URI outside the configured roots."""
+        fs, path = url_to_fs(uri)
+        parts = path.split("/")
+        inside = any(
+            type(fs) is type(root_fs) and path.startswith(root.rstrip("/") + "/") for root_fs, root in self._trace_roots
+        )
+        if not inside or ".." in parts:
+            roots = ", ".join(root for _, root in self._trace_roots) or "none configured"
+            raise ContractError(field, f"{uri!r} is not below a root of trace_roots ({roots})")
+
+    def read_uri(self, uri: str, offset: int, length: int) -> bytes:
+        """Bytes of a trace below one of the trace roots."""
+        fs, path = url_to_fs(uri)
+        return fs.cat_file(path, start=offset, end=offset + length)
