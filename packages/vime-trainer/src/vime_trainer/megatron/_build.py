@@ -104,6 +104,8 @@ def _transformer_config(arch: Architecture, dtype: torch.dtype, recompute: bool)
         persist_layer_norm=False,
         apply_rope_fusion=False,
         gradient_accumulation_fusion=False,
+        # Losses carry their global denominator, so data parallelism adds gradients and averages nothing.
+        calculate_per_token_loss=True,
         **moe,
     )
 

@@ -1,0 +1,157 @@
+"""Megatron's optimizer around a policy: float32 gradients and, for bfloat16 models, float32 master weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vime_trainer import megatron
+from vime_trainer.optim._schedule import check_span, learning_rate
+from vime_trainer.optim._settings import OptimizerSettings
+from vime_trainer.policy import Policy
+
+__all__ = ["Optimizer", "StepResult"]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one call of `Optimizer.step` did.
+
+    Attributes:
+        applied: whether the weights changed; a gradient that is not finite changes nothing.
+        learning_rate: of this update.
+        grad_norm: norm of the whole gradient before clipping.
+        clipped: whether the gradient was scaled down.
+    """
+
+    applied: bool
+    learning_rate: float
+    grad_norm: float
+    clipped: bool
+
+
+class Optimizer:
+    """Adam or AdamW. Gradients add up in float32 from `zero_grad` to `step`; the caller scales the loss.
+
+    Args:
+        policy: its model is wrapped for gradient accumulation; use it as before.
+        settings: the `[optimizer]` table.
+        total_updates: updates of the run, for the schedule.
+
+    Attributes:
+        updates: updates applied so far. The learning rate follows it, so a skipped step does not advance it.
+        skipped: steps skipped since their gradient was not finite.
+    """
+
+    def __init__(self, policy: Policy, settings: OptimizerSettings, total_updates: int | None = None) -> None:
+        from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+        from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+        self.settings = settings
+        self.total = settings.total_updates or total_updates
+        check_span(settings, self.total)
+        self.updates = 0
+        self.skipped = 0
+        self._policy = policy
+        with megatron.cuda_names():
+            self._ddp = DistributedDataParallel(
+                policy.model.config,
+                DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=False),
+                policy.model,
+            )
+            self._inner = get_megatron_optimizer(
+                OptimizerConfig(
+                    optimizer="adam",
+                    lr=settings.learning_rate,
+                    weight_decay=settings.weight_decay,
+                    decoupled_weight_decay=settings.kind == "adamw",
+                    adam_beta1=settings.beta1,
+                    adam_beta2=settings.beta2,
+                    adam_eps=settings.epsilon,
+                    bf16=policy.dtype == torch.bfloat16,
+                    params_dtype=policy.dtype,
+                    clip_grad=0.0,
+                ),
+                [self._ddp],
+            )
+        self._names = {id(param): name for name, param in policy.parameters().items()}
+        for name, param in policy.parameters().items():
+            if hasattr(param, "main_param"):
+                self._names[id(param.main_param)] = name
+        self.zero_grad()
+
+    def zero_grad(self) -> None:
+        """Starts a new sum of gradients."""
+        self._ddp.zero_grad_buffer()
+
+    def step(self) -> StepResult:
+        """Clips the summed gradient and updates the weights, unless the gradient has a NaN or an infinity."""
+        with torch.no_grad(), megatron.cuda_names():
+            self._ddp.finish_grad_sync()
+            self._inner.prepare_grads()
+            norm = float(self._inner.get_grad_norm())
+        rate = learning_rate(self.settings, self.updates + 1, self.total)
+        if not math.isfinite(norm):
+            self.skipped += 1
+            return StepResult(False, rate, norm, False)
+        limit = self.settings.clip_grad_norm
+        clipped = 0.0 < limit < norm
+        if clipped:
+            grads = [param.grad for param in self._inner.get_parameters() if param.grad is not None]
+            torch._foreach_mul_(grads, limit / (norm + 1e-6))
+        for group in self._inner.param_groups:
+            group["lr"] = rate
+        self._inner.step_with_ready_grads()
+        self.updates += 1
+        return StepResult(True, rate, norm, clipped)
+
+    def reload_weights(self) -> None:
+        """Takes over weights that were changed from outside, into the master weights where there are any."""
+        self._inner.reload_model_params()
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Moments, step counts and master weights, by "<parameter>.<kind>"; live tensors, not copies."""
+        found = {}
+        params = self._policy.parameters()
+        for param, state in self._slots():
+            name = self._names[id(param)]
+            for kind, value in state.items():
+                found[f"{name}.{kind}"] = torch.as_tensor(value)
+            if param is not params[name]:
+                found[f"{name}.master"] = param.detach()
+        return found
+
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Restores what `state_tensors` gave.
+
+        Raises:
+            ValueError: a name or a shape that is not this optimizer's.
+        """
+        left = dict(tensors)
+        for param, state in self._slots():
+            name = self._names[id(param)]
+            state.clear()
+            for key in [key for key in left if key.rpartition(".")[0] == name]:
+                value = left.pop(key)
+                kind = key.rpartition(".")[2]
+                if value.dim() and value.shape != param.shape:
+                    raise ValueError(f"optimizer state {key}: shape {list(value.shape)}, needs {list(param.shape)}")
+                if kind == "master":
+                    with torch.no_grad():
+                        param.copy_(value)
+                else:
+                    # Adam keeps its step count on the host.
+                    state[kind] = value.clone() if kind == "step" else value.to(param.device, copy=True)
+        if left:
+            raise ValueError(f"optimizer state {sorted(left)[0]!r} belongs to no parameter of the model")
+
+    def _slots(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+        """Parameters that the optimizer updates, with their state; an empty state before the first update."""
+        for chained in self._inner.chained_optimizers:
+            for param in chained.get_parameters():
+                yield param, chained.optimizer.state[param]
