@@ -170,7 +170,8 @@ class UpdateReceiver:
             for name, want in (("chunks", len(source.chunks)), ("bytes", source.total_bytes)):
                 if not total.HasField(name) or getattr(total, name) != want:
                     got = getattr(total, name) if total.HasField(name) else "nothing"
-                    raise ContractError(f"totals[{index}].{name}", f"source {total.source_id!r}: the manifest says {want}, got {got}")
+                    about = f"source {total.source_id!r}: the manifest says {want}, got {got}"
+                    raise ContractError(f"totals[{index}].{name}", about)
             if not total.HasField("checksum") and _unsummed(source):
                 raise ContractError(
                     f"totals[{index}].checksum", f"source {total.source_id!r} has chunks without a checksum, so its total needs one"
@@ -224,7 +225,8 @@ class ChunkAssembler:
         if offset != len(self._parts):
             raise ContractError("offset", f"must be {len(self._parts)}, got {offset} {about}")
         if offset + len(data) > self._chunk.bytes.length:
-            raise ContractError("data", f"ends at {offset + len(data)}, beyond the chunk's {self._chunk.bytes.length} bytes {about}")
+            end = offset + len(data)
+            raise ContractError("data", f"ends at {end}, beyond the chunk's {self._chunk.bytes.length} bytes {about}")
         self._parts += data
         if len(self._parts) < self._chunk.bytes.length:
             return None

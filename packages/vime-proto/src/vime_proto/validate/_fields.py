@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -47,13 +48,23 @@ def wait_seconds(message, name: str = "wait_seconds") -> float:
     return value
 
 
+@contextlib.contextmanager
+def naming(about: str) -> Iterator[None]:
+    """Adds whose field it is to errors that do not say it."""
+    try:
+        yield
+    except ContractError as error:
+        (field, text), *more = [(f, t if about in t else t + about) for f, t in error.violations]
+        raise ContractError(field, text, more) from None
+
+
 def unique(ids: Iterable[str], field: str) -> None:
-    """Ids none of which is empty or repeated."""
+    """Ids none of which is empty or repeated; `field` holds {} where the position goes."""
     seen: set[str] = set()
     for index, one in enumerate(ids):
-        text(one, f"{field}[{index}]")
+        text(one, field.format(index))
         if one in seen:
-            raise ContractError(f"{field}[{index}]", f"{one!r} is repeated")
+            raise ContractError(field.format(index), f"{one!r} is repeated")
         seen.add(one)
 
 

@@ -66,13 +66,14 @@ def validate_sample(
     if not sample.segments:
         raise ContractError(f"{field}.segments", f"must not be empty{about}")
     tokens = 0
-    for index, segment in enumerate(sample.segments):
-        name = f"{field}.segments[{index}]"
-        if index == 0 and segment.role != pb.SEGMENT_ROLE_PROMPT:
-            raise ContractError(f"{name}.role", f"the first segment must be a PROMPT{about}")
-        tokens += _segment(segment, rl, name, about, vocab_size, evaluation, need_kept_set)
-    if sample.HasField("routing"):
-        validate_trace(sample.routing, f"{field}.routing", tokens=tokens)
+    with fields.naming(about):
+        for index, segment in enumerate(sample.segments):
+            name = f"{field}.segments[{index}]"
+            if index == 0 and segment.role != pb.SEGMENT_ROLE_PROMPT:
+                raise ContractError(f"{name}.role", "the first segment must be a PROMPT")
+            tokens += _segment(segment, rl, name, about, vocab_size, evaluation, need_kept_set)
+        if sample.HasField("routing"):
+            validate_trace(sample.routing, f"{field}.routing", tokens=tokens)
 
 
 def _segment(segment, rl: bool, name: str, about: str, vocab_size, evaluation: bool, need_kept_set: bool) -> int:
@@ -197,8 +198,8 @@ def validate_group(
         scored = rollout.status in (pb.ROLLOUT_STATUS_COMPLETED, pb.ROLLOUT_STATUS_TRUNCATED)
         if need_reward and scored and not rollout.HasField("reward"):
             raise ContractError(f"{name}.reward", f"must be set; 0.0 is a value (rollout {rollout.rollout_id!r})")
-    fields.unique((rollout.rollout_id for rollout in group.rollouts), f"{field}.rollouts.rollout_id")
-    fields.unique((s.sample_id for rollout in group.rollouts for s in rollout.samples), f"{field}.rollouts.samples.sample_id")
+    fields.unique((rollout.rollout_id for rollout in group.rollouts), field + ".rollouts[{}].rollout_id")
+    fields.unique((s.sample_id for rollout in group.rollouts for s in rollout.samples), field + ".rollouts[].samples[{}].sample_id")
 
 
 def _json(value: str, field: str, about: str):

@@ -44,11 +44,11 @@ def validate_manifest(manifest: pb.WeightManifest, field: str = "manifest") -> N
         fields.version(manifest, "base_version", f"{field}.base_version")
     if not manifest.sources:
         raise ContractError(f"{field}.sources", "must not be empty")
-    fields.unique((source.source_id for source in manifest.sources), f"{field}.sources.source_id")
+    fields.unique((source.source_id for source in manifest.sources), field + ".sources[{}].source_id")
     totals = {source.source_id: _source(source, f"{field}.sources[{i}]") for i, source in enumerate(manifest.sources)}
     if not manifest.tensors and not manifest.HasField("base_version"):
         raise ContractError(f"{field}.tensors", "must not be empty in a full update")
-    fields.unique((spec.name for spec in manifest.tensors), f"{field}.tensors.name")
+    fields.unique((spec.name for spec in manifest.tensors), field + ".tensors[{}].name")
     used: dict[str, list[tuple[int, int]]] = {source_id: [] for source_id in totals}
     for index, spec in enumerate(manifest.tensors):
         _tensor(spec, totals, used, f"{field}.tensors[{index}]")

@@ -1,0 +1,1 @@
+"""Conformance of BufferService. The server under test must have no prompt source of its own."""
