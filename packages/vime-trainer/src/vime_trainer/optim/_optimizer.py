@@ -87,6 +87,8 @@ class Optimizer:
 
     def zero_grad(self) -> None:
         """Starts a new sum of gradients."""
+        # The float32 optimizer leaves param.grad an alias of the sum; the next backward would add to it twice.
+        self._inner.zero_grad(set_to_none=True)
         self._ddp.zero_grad_buffer()
 
     def step(self) -> StepResult:
