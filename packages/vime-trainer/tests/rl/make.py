@@ -131,7 +131,7 @@ class TinyPolicy(torch.nn.Module):
         self.embed = torch.nn.Parameter(torch.randn(VOCAB, 8, generator=generator) * 0.5)
         self.head = torch.nn.Parameter(torch.randn(VOCAB, 8, generator=generator) * 0.5)
 
-    def forward(self, batch: PackedBatch) -> TokenOutputs:
+    def forward(self, batch: PackedBatch, wanted: torch.Tensor | None = None) -> TokenOutputs:
         hidden = self.embed[batch.tokens]
         lengths = batch.cu_seqlens.diff().tolist()
         parts = [part.cumsum(0).tanh() for part in hidden.split(lengths)]
@@ -142,6 +142,8 @@ class TinyPolicy(torch.nn.Module):
         chosen = logp.gather(1, batch.tokens[:, None]).squeeze(1)
         entropy = -(logp.exp() * logp).sum(-1)
         first = batch.positions == 0
+        if wanted is not None:
+            first = first | ~wanted
         return TokenOutputs(chosen.masked_fill(first, 0.0), entropy.masked_fill(first, 0.0))
 
     def score(self, start: Sequence[int], tokens: Sequence[int], temperature: float = 1.0) -> np.ndarray:

@@ -68,6 +68,11 @@ class Streams:
     cu_seqlens: torch.Tensor
     values: Mapping[str, torch.Tensor]
 
+    def to(self, device: torch.device | str) -> Streams:
+        """Copies every stream to `device`."""
+        values = {name: value.to(device, non_blocking=True) for name, value in self.values.items()}
+        return Streams(self.mask.to(device), self.cu_seqlens.to(device), values)
+
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.values[name]
 

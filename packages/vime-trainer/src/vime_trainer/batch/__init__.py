@@ -2,8 +2,8 @@
 
 from ._columns import Columns, RefusedSamplesError, UnsupportedSamplingError, read_columns
 from ._index import BatchIndex
-from ._of_group import index_group
 from ._micro import MicroBatch, build_micro_batch
+from ._of_group import index_group
 from ._plan import partition, plan_micro_batches, split_groups
 from ._settings import BatchSettings
 

@@ -16,30 +16,23 @@ from ._columns import Columns
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Some samples of a batch, laid out.
+    """Some samples of a batch, laid end to end.
 
     Attributes:
         batch: input of the model, without routes.
-        streams: what the loss reads.
+        streams: what the loss reads, on the host.
         samples: positions of the samples, in the order they lie.
-        rows: int64 [T], position of each token in the batch's columns; -1 at padding.
-        lengths: int64 [S], tokens of each sequence, padding included.
+        rows: int64 [T], position of each token in the batch's columns.
     """
 
     batch: PackedBatch
     streams: Streams
     samples: tuple[int, ...]
     rows: np.ndarray
-    lengths: np.ndarray
 
 
 def build_micro_batch(
-    columns: Columns,
-    samples: Sequence[int],
-    mask: np.ndarray,
-    values: Mapping[str, np.ndarray],
-    layout: str = "packed",
-    padding_id: int = 0,
+    columns: Columns, samples: Sequence[int], mask: np.ndarray, values: Mapping[str, np.ndarray]
 ) -> MicroBatch:
     """Gathers the tokens of `samples`.
 
@@ -48,24 +41,19 @@ def build_micro_batch(
         samples: positions of the samples.
         mask: bool [T of the batch], tokens that count.
         values: float32 [T of the batch] each, by name; 0 is put where the mask is False.
-        layout: "packed", or "padded": every sequence is filled up at its end to the longest. Padding counts for nothing,
-            and no token before it sees it.
-        padding_id: the token that fills up.
     """
-    own = columns.lengths[list(samples)]
-    lengths = np.full_like(own, own.max()) if layout == "padded" else own
+    chosen = np.asarray(samples)
+    lengths = columns.lengths[chosen]
     offset = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    rows = np.repeat(columns.starts[list(samples)], lengths) + offset
-    rows[offset >= np.repeat(own, lengths)] = -1
-    real = rows >= 0
-    kept = real & mask[rows]
+    rows = np.repeat(columns.starts[chosen], lengths) + offset
+    kept = mask[rows]
     bounds = torch.zeros(len(lengths) + 1, dtype=torch.int64)
     bounds[1:] = torch.from_numpy(np.cumsum(lengths))
     batch = PackedBatch(
-        tokens=torch.from_numpy(np.where(real, columns.tokens[rows], padding_id)),
+        tokens=torch.from_numpy(columns.tokens[rows]),
         positions=torch.from_numpy(offset),
         cu_seqlens=bounds.to(torch.int32),
-        temperature=torch.from_numpy(np.where(real, columns.temperature[rows], np.float32(1))),
+        temperature=torch.from_numpy(columns.temperature[rows]),
     )
     streams = Streams(
         mask=torch.from_numpy(kept),
@@ -75,4 +63,4 @@ def build_micro_batch(
             for name, column in values.items()
         },
     )
-    return MicroBatch(batch, streams, tuple(samples), rows, lengths)
+    return MicroBatch(batch, streams, tuple(samples), rows)

@@ -1,0 +1,42 @@
+"""The last figures, for a Prometheus server to scrape; needs prometheus_client."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping
+
+_FORBIDDEN = re.compile(r"[^a-zA-Z0-9_]")
+
+
+class PrometheusWriter:
+    """Gauges "vime_trainer_<name>" on 127.0.0.1:<port>/metrics.
+
+    Raises:
+        ImportError: prometheus_client is not installed; says how to.
+        OSError: the port is taken.
+    """
+
+    def __init__(self, port: int, address: str = "127.0.0.1"):
+        try:
+            self._client = importlib.import_module("prometheus_client")
+        except ImportError as error:
+            raise ImportError("metrics_port needs prometheus_client: pip install prometheus-client") from error
+        self._registry = self._client.CollectorRegistry()
+        self._gauges: dict[str, object] = {}
+        try:
+            self._server, self._thread = self._client.start_http_server(port, address, self._registry)
+        except OSError as error:
+            raise OSError(f"metrics_port: cannot listen on {address}:{port}: {error.strerror}") from error
+
+    def write(self, step: int, time: float, values: Mapping[str, float]) -> None:
+        for name, value in {"step": step, **values}.items():
+            if name not in self._gauges:
+                key = f"vime_trainer_{_FORBIDDEN.sub('_', name)}"
+                self._gauges[name] = self._client.Gauge(key, name, registry=self._registry)
+            self._gauges[name].set(value)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

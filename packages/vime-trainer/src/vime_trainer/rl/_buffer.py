@@ -1,0 +1,239 @@
+"""The buffer's client: every mutating call keeps its request id until it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+
+import grpc
+from vime_proto.buffer.v1 import buffer_pb2 as pb
+from vime_proto.buffer.v1 import buffer_pb2_grpc
+from vime_proto.channel import call, open_channel
+from vime_proto.common.v1 import common_pb2 as common
+from vime_proto.errors import describe
+from vime_proto.sample.v1 import sample_pb2
+
+from vime_trainer.batch import BatchIndex
+
+from ._batches import LeasedBatch, NotYet
+from ._io import IoThread
+from ._settings import RlSettings
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT = 30.0
+_HOLDER = "trainer"
+
+
+class LostLeaseError(RuntimeError):
+    """The buffer gave the batch to somebody else although it is in these weights: resume from the last checkpoint."""
+
+
+class BufferClient:
+    """Calls of one trainer process.
+
+    Args:
+        settings: of the run.
+        io: where calls are made.
+        incarnation: changes with every start; part of every request id.
+    """
+
+    def __init__(self, settings: RlSettings, io: IoThread, incarnation: str):
+        self._settings = settings
+        self._io = io
+        self._incarnation = incarnation
+        self._count = 0
+        self._renewal = None
+        self._channel = io.run(self._open(settings.buffer))
+        self._stub = buffer_pb2_grpc.BufferServiceStub(self._channel)
+
+    @staticmethod
+    async def _open(address: str) -> grpc.aio.Channel:
+        return open_channel(address)
+
+    # The run -----------------------------------------------------------------------------------------------------
+
+    def open_run(self, lineage: common.Lineage) -> pb.OpenRunResponse:
+        """Opens the run, or takes it up."""
+        settings = self._settings
+        request = pb.OpenRunRequest(
+            request_id=self._id("open"),
+            run_id=settings.run_id,
+            batch_groups=settings.batch.groups,
+            group_size=settings.batch.group_size,
+            max_staleness=settings.max_staleness,
+            seed=settings.seed,
+            lineage=lineage,
+            publish_interval=settings.publish_interval,
+            max_attempts=settings.batch.max_attempts,
+            epochs=settings.batch.epochs,
+        )
+        return self._call(self._stub.OpenRun, request)
+
+    def rewind(self, batch: int, lineage: common.Lineage) -> pb.RewindResponse:
+        """Goes back to a checkpoint."""
+        request = pb.RewindRequest(
+            request_id=self._id("rewind"), run_id=self._settings.run_id, batch=batch, lineage=lineage
+        )
+        return self._call(self._stub.Rewind, request)
+
+    def publish_version(self, version: common.PolicyVersion) -> None:
+        """Engines run this version."""
+        self._call(self._stub.PublishVersion, pb.PublishVersionRequest(request_id=self._id("publish"), version=version))
+
+    def report_checkpoint(self, batch: int, oldest: int) -> None:
+        """A checkpoint exists; what only older ones than `oldest` need may go."""
+        request = pb.ReportCheckpointRequest(
+            request_id=self._id("checkpoint"), run_id=self._settings.run_id, batch=batch, oldest_restorable=oldest
+        )
+        self._call(self._stub.ReportCheckpoint, request)
+
+    def close_run(self, reason: str) -> None:
+        """Ends the run: workers see the end of the data."""
+        request = pb.CloseRunRequest(request_id=self._id("close"), run_id=self._settings.run_id, reason=reason)
+        self._call(self._stub.CloseRun, request)
+
+    # Evaluations -------------------------------------------------------------------------------------------------
+
+    def start_evaluation(self, request: pb.StartEvaluationRequest) -> pb.StartEvaluationResponse:
+        """Starts an evaluation; run and request id are filled in."""
+        request.request_id, request.run_id = self._id("evaluate"), self._settings.run_id
+        return self._call(self._stub.StartEvaluation, request)
+
+    async def evaluation_result(self, evaluation_id: str, wait_seconds: float) -> pb.GetEvaluationResultResponse:
+        """Asks for a result; runs on the io thread."""
+        request = pb.GetEvaluationResultRequest(
+            run_id=self._settings.run_id, evaluation_id=evaluation_id, wait_seconds=wait_seconds
+        )
+        return await self._acall(self._stub.GetEvaluationResult, request, wait_seconds)
+
+    # Batches -----------------------------------------------------------------------------------------------------
+
+    def lease(self, wait_seconds: float = 2.0) -> LeasedBatch | None:
+        """See `BatchSource.lease`. The lease is renewed until the batch is acked or nacked."""
+        request = pb.LeaseBatchRequest(
+            request_id=self._id("lease"),
+            run_id=self._settings.run_id,
+            holder=_HOLDER,
+            incarnation=self._incarnation,
+            wait_seconds=wait_seconds,
+        )
+        answer = self._io.run(self._acall(self._stub.LeaseBatch, request, wait_seconds))
+        if answer.outcome == pb.LEASE_OUTCOME_END_OF_DATA:
+            return None
+        if answer.outcome != pb.LEASE_OUTCOME_GRANTED:
+            raise NotYet
+        self._renewal = self._io.spawn(self._renew(answer.lease_id, answer.ttl_seconds))
+        index = BatchIndex.from_groups(answer.groups, answer.batch_id, answer.ordinal)
+        return LeasedBatch(answer.lease_id, index, self._settings.batch.group_size)
+
+    def fetch(self, leased: LeasedBatch) -> Mapping[str, sample_pb2.Sample]:
+        """See `BatchSource.fetch`."""
+        return self._io.run(self._fetch(leased.index.sample_ids))
+
+    def ack(self, leased: LeasedBatch) -> int:
+        """See `BatchSource.ack`.
+
+        Raises:
+            LostLeaseError: the lease lapsed or was fenced.
+        """
+        self._stop_renewal()
+        request = pb.AckBatchRequest(
+            request_id=self._id("ack"), run_id=self._settings.run_id, lease_id=leased.lease_id
+        )
+        try:
+            return self._call(self._stub.AckBatch, request).trained
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.ABORTED:
+                raise
+            raise LostLeaseError(f"batch {leased.index.batch_id!r}: {describe(error)}") from error
+
+    def nack(self, leased: LeasedBatch, refused: Mapping[str, str]) -> None:
+        """See `BatchSource.nack`."""
+        self._stop_renewal()
+        request = pb.NackBatchRequest(
+            request_id=self._id("nack"),
+            run_id=self._settings.run_id,
+            lease_id=leased.lease_id,
+            refused_samples=refused,
+            reason="samples refused" if refused else "given up",
+        )
+        self._call(self._stub.NackBatch, request)
+
+    def close(self) -> None:
+        """Closes the channel."""
+        self._stop_renewal()
+        self._io.finish(self._channel.close(), timeout=5)
+
+    def _stop_renewal(self) -> None:
+        if self._renewal is not None:
+            self._renewal.cancel()
+            self._renewal = None
+
+    async def _renew(self, lease_id: str, ttl_seconds: float) -> None:
+        request = pb.RenewLeasesRequest(run_id=self._settings.run_id, lease_ids=[lease_id])
+        while True:
+            await asyncio.sleep(max(ttl_seconds / 3, 0.05))
+            try:
+                answer = await call(self._stub.RenewLeases, request, timeout=max(ttl_seconds / 3, 1.0))
+            except grpc.RpcError as error:
+                # It may still work before the lease lapses; if not, the ack says so.
+                log.warning("renewal of batch lease %s: %s", lease_id, describe(error))
+                continue
+            if list(answer.directives) != [pb.LEASE_DIRECTIVE_CONTINUE]:
+                log.warning("batch lease %s is lost; its ack will be refused", lease_id)
+                return
+            ttl_seconds = answer.ttl_seconds or ttl_seconds
+
+    async def _fetch(self, sample_ids: Sequence[str]) -> dict[str, sample_pb2.Sample]:
+        size = self._settings.batch.fetch_samples
+        parts = [sample_ids[at : at + size] for at in range(0, len(sample_ids), size)]
+        samples: dict[str, sample_pb2.Sample] = {}
+        # A few streams side by side hide the round trip.
+        limit = asyncio.Semaphore(4)
+
+        async def one(part: Sequence[str]) -> None:
+            async with limit:
+                samples.update(await self._fetch_part(part))
+
+        await asyncio.gather(*(one(part) for part in parts))
+        return samples
+
+    async def _fetch_part(self, sample_ids: Sequence[str]) -> dict[str, sample_pb2.Sample]:
+        fields = [pb.SAMPLE_FIELD_TOKENS, pb.SAMPLE_FIELD_GENERATION, pb.SAMPLE_FIELD_STREAMS]
+        if self._settings.r3 == "replay":
+            fields.append(pb.SAMPLE_FIELD_ROUTING)
+        request = pb.FetchSamplesRequest(
+            run_id=self._settings.run_id,
+            samples=[pb.SampleSelection(sample_id=name) for name in sample_ids],
+            fields=fields,
+        )
+
+        async def read(request, timeout=None, metadata=None) -> dict[str, sample_pb2.Sample]:
+            found = {}
+            async for answer in self._stub.FetchSamples(request, timeout=timeout):
+                if answer.status.code == 0:
+                    found[answer.sample.sample_id] = answer.sample
+                else:
+                    log.warning("fetch of samples: %s", answer.status.message)
+            return found
+
+        return await call(read, request, timeout=300.0, deadline=300.0 + self._settings.buffer_retry_seconds)
+
+    def _id(self, what: str) -> str:
+        self._count += 1
+        return f"{self._incarnation}/{what}/{self._count}"
+
+    def _call(self, method, request):
+        return self._io.run(self._acall(method, request))
+
+    async def _acall(self, method, request, wait_seconds: float = 0.0):
+        timeout = _TIMEOUT + wait_seconds
+        return await call(method, request, timeout=timeout, deadline=timeout + self._settings.buffer_retry_seconds)
+
+    def close_quietly(self) -> None:
+        """As `close`, for the end of a failed run."""
+        with contextlib.suppress(Exception):
+            self.close()

@@ -1,0 +1,300 @@
+"""The loop: lease, fetch, train, update engines, ack, publish, evaluate, save."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vime_proto.common.v1 import common_pb2 as common
+from vime_proto.errors import ContractError
+from vime_proto.trainer.v1 import trainer_pb2 as trainer
+from vime_proto.version import policy_version
+
+from vime_trainer.batch import RefusedSamplesError, read_columns
+from vime_trainer.checkpoint import RunState, list_steps, path_of
+from vime_trainer.metrics import Writer, finite, peak_rss_bytes
+from vime_trainer.service import RunStatus
+
+from ._backend import Backend
+from ._batches import BatchSource, LeasedBatch, NotYet, write_batch
+from ._buffer import BufferClient
+from ._evaluate import Evaluations
+from ._figures import batch_figures
+from ._io import Interrupted, IoThread
+from ._lineage import LineageRecord
+from ._settings import RlSettings
+from ._train import BatchTrainer
+from ._updates import Updates
+
+log = logging.getLogger(__name__)
+
+_WAITED_FOR = ("wait", "evaluate")
+
+
+class Loop:
+    """One trainer process's part of a run. Everything here happens on the training thread.
+
+    Args:
+        settings: of the run.
+        backend: the model, restored where that is wanted.
+        source: where batches come from.
+        status: what the servers show.
+        writers: where figures go.
+        io: remote calls.
+        lineage: the lineage that this process trains.
+        trained: batches contained in the weights.
+        updates: brings weights to engines; None without any.
+        buffer: told of versions and checkpoints; None without one.
+    """
+
+    def __init__(
+        self,
+        settings: RlSettings,
+        backend: Backend,
+        source: BatchSource,
+        status: RunStatus,
+        writers: list[Writer],
+        io: IoThread,
+        lineage: LineageRecord,
+        trained: int,
+        updates: Updates | None = None,
+        buffer: BufferClient | None = None,
+    ):
+        self._settings = settings
+        self._backend = backend
+        self._source = source
+        self._status = status
+        self._writers = writers
+        self._io = io
+        self._lineage = lineage
+        self.trained = trained
+        self._updates = updates
+        self._buffer = buffer
+        self._trainer = BatchTrainer(backend, settings, self._pause_point)
+        self._evaluations = Evaluations(settings.evaluations, buffer, io, self._report) if buffer else None
+        self._published: int | None = None
+        self._saved = trained if trained in list_steps(self.checkpoints) else None
+        self._refused = 0
+        self._seconds: dict[str, float] = {}
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the run's checkpoints."""
+        return self._settings.output / "checkpoints"
+
+    def run(self) -> str:
+        """Trains until the steps are done, the data ends or somebody says stop; says which.
+
+        Raises:
+            Interrupted: the process should end now; the batch at hand was not acked.
+        """
+        self._status.set(step=self.trained)
+        # Before a batch: engines get these weights, under this lineage.
+        self._publish()
+        self._evaluate(first=True)
+        reason = self._train_batches()
+        if self._updates is not None and self._published != self.trained:
+            self._publish()
+        if reason != "stopped":
+            self._evaluate(last=True)
+        if self._evaluations is not None:
+            self._evaluations.collect(everything=True)
+        if self._saved != self.trained:
+            self._save()
+        self._answer_checkpoint_requests()
+        return reason
+
+    def _train_batches(self) -> str:
+        while self._settings.max_steps is None or self.trained < self._settings.max_steps:
+            self._seconds = {}
+            start = time.monotonic()
+            with self._phase("wait"):
+                leased, reason = self._next_batch()
+            if leased is None:
+                return reason
+            self._status.begin_step()
+            self._status.set(trainer.TRAINER_STATE_TRAINING)
+            try:
+                self._step(leased, start)
+            finally:
+                self._status.end_step()
+            if self._status.stop_reason is not None:
+                return "stopped"
+        return "finished"
+
+    def _next_batch(self) -> tuple[LeasedBatch | None, str]:
+        self._status.set(trainer.TRAINER_STATE_WAITING)
+        while True:
+            if self._status.stop_reason is not None:
+                return None, "stopped"
+            self._answer_checkpoint_requests()
+            if self._evaluations is not None:
+                self._evaluations.collect()
+            try:
+                leased = self._source.lease()
+            except NotYet:
+                continue
+            if leased is not None and leased.index.ordinal != self.trained:
+                raise RuntimeError(
+                    f"the buffer lent batch {leased.index.batch_id!r} as number {leased.index.ordinal}, but these weights "
+                    f"contain {self.trained} batches"
+                )
+            return leased, "finished"
+
+    def _step(self, leased: LeasedBatch, start: float) -> None:
+        index = leased.index
+        figures = batch_figures(index, self.trained)
+        try:
+            with self._phase("fetch"):
+                samples = self._source.fetch(leased)
+            if self._settings.export_batches is not None:
+                write_batch(self._settings.export_batches, index, samples)
+            with self._phase("decode"):
+                columns = read_columns(index, samples, self._backend.vocab_size)
+            result = self._trainer.train(index, columns, leased.group_size, self._measures())
+        except RefusedSamplesError as error:
+            self._refuse(leased, error)
+            return
+        self._refused = 0
+        figures |= result.figures | {"alarm/logprob_difference": float(result.alarm is not None)}
+        if result.alarm is not None:
+            log.warning("batch %s: %s", index.batch_id, result.alarm)
+        step = self.trained + 1
+        try:
+            # The engines first: a batch is acked, and a version published, only once engines run it.
+            if self._updates is not None and self._publish_due(step):
+                figures |= self._update_engines(step)
+            with self._phase("ack"):
+                self.trained = self._source.ack(leased)
+            self._status.set(step=self.trained)
+            if self._updates is not None and self._published == step:
+                self._buffer.publish_version(self._version(step))
+            if self._checkpoint_due():
+                self._save()
+            self._answer_checkpoint_requests()
+        finally:
+            # Also when a later part of the step failed: what was measured is not lost.
+            self._report_step(step, figures, start)
+        self._evaluate()
+
+    def _refuse(self, leased: LeasedBatch, error: RefusedSamplesError) -> None:
+        log.error("batch %s: %s", leased.index.batch_id, error)
+        self._source.nack(leased, error.refused)
+        self._refused += 1
+        if self._refused >= self._settings.batch.max_refused:
+            raise ContractError("samples", f"{self._refused} batches in a row were refused; the last: {error}")
+
+    # Weights -----------------------------------------------------------------------------------------------------
+
+    def _publish_due(self, step: int) -> bool:
+        last = step == self._settings.max_steps or self._status.stop_reason is not None
+        return last or step % self._settings.publish_interval == 0
+
+    def _publish(self) -> None:
+        if self._updates is None:
+            return
+        self._update_engines(self.trained)
+        self._buffer.publish_version(self._version(self.trained))
+
+    def _update_engines(self, number: int) -> dict[str, float]:
+        self._status.set(trainer.TRAINER_STATE_PUBLISHING)
+        with self._phase("publish"):
+            figures = self._updates.send(self._version(number), self._backend.hf_tensors())
+        self._published = number
+        self._status.set(version=self._version(number))
+        return figures
+
+    def _version(self, number: int) -> common.PolicyVersion:
+        return policy_version(self._settings.run_id, self._lineage.ordinal, number)
+
+    # Evaluations and checkpoints ----------------------------------------------------------------------------------
+
+    def _evaluate(self, first: bool = False, last: bool = False) -> None:
+        if self._evaluations is None or self._published is None:
+            return
+        # The last batch is evaluated once, at the end.
+        if not (first or last) and self._is_last():
+            return
+        if self._evaluations.due(self.trained, first, last):
+            self._status.set(trainer.TRAINER_STATE_EVALUATING)
+            self._evaluations.run(self.trained, self._version(self._published), first, last)
+
+    def _is_last(self) -> bool:
+        return self.trained == self._settings.max_steps
+
+    def _checkpoint_due(self) -> bool:
+        interval = self._settings.checkpoint.interval
+        return bool(interval) and self.trained % interval == 0
+
+    def _save(self) -> Path:
+        self._status.set(trainer.TRAINER_STATE_SAVING)
+        with self._phase("checkpoint"):
+            version = self._version(self.trained)
+            state = RunState(
+                step=self.trained,
+                version={"run_id": version.run_id, "lineage": version.lineage, "number": version.number},
+                cursor={"batch": self.trained},
+                run=shared_settings(self._settings),
+            )
+            path = self._backend.save(self.checkpoints, state, self._settings.checkpoint.keep)
+            if self._buffer is not None:
+                self._buffer.report_checkpoint(self.trained, list_steps(self.checkpoints)[0])
+        self._saved = self.trained
+        self._status.set(checkpoint=self.trained)
+        return path
+
+    def _answer_checkpoint_requests(self) -> None:
+        for request in self._status.take_checkpoint_requests():
+            path = path_of(self.checkpoints, self.trained) if self._saved == self.trained else self._save()
+            request.done.set_result((path, self.trained))
+
+    # Figures -----------------------------------------------------------------------------------------------------
+
+    def _measures(self) -> bool:
+        interval, step = self._settings.replay_check_interval, self.trained + 1
+        if not interval or self._settings.r3 != "replay":
+            return False
+        return step == 1 or step % interval == 0 or step == self._settings.max_steps
+
+    def _report_step(self, step: int, figures: dict[str, float], start: float) -> None:
+        seconds = time.monotonic() - start
+        for phase, value in self._seconds.items():
+            figures[f"seconds/{phase}"] = value
+        figures["seconds/step"] = seconds
+        busy = seconds - sum(self._seconds.get(phase, 0.0) for phase in _WAITED_FOR)
+        if "tokens" in figures:
+            figures["tokens_per_second"] = figures["tokens"] / max(seconds, 1e-9)
+            figures["tokens_per_second_busy"] = figures["tokens"] / max(busy, 1e-9)
+        figures["peak_rss_bytes"] = float(peak_rss_bytes())
+        self._report(step, figures)
+
+    def _report(self, step: int, figures: dict[str, float]) -> None:
+        now, values = time.time(), finite(figures)
+        for writer in self._writers:
+            writer.write(step, now, values)
+        self._status.record(step, now, values)
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - start
+
+    def _pause_point(self) -> None:
+        if self._io.interrupt.is_set():
+            raise Interrupted
+
+
+def shared_settings(settings: RlSettings) -> dict[str, object]:
+    """Settings that a resumed run must share, since the buffer's batches were made with them."""
+    return {
+        "run_id": settings.run_id,
+        "batch.groups": settings.batch.groups,
+        "batch.group_size": settings.batch.group_size,
+        "seed": settings.seed,
+    }

@@ -1,0 +1,184 @@
+"""Puts a run together, and takes it apart again whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from vime_proto.channel import open_channel
+from vime_proto.errors import ContractError
+from vime_proto.process import write_address_file
+from vime_proto.trainer.v1 import trainer_pb2 as trainer
+
+from vime_trainer.checkpoint import CheckpointError, RunState, start_point
+from vime_trainer.files import write_text
+from vime_trainer.metrics import PrometheusWriter, Writer, open_writers
+from vime_trainer.publish import Fleet, Publisher
+from vime_trainer.service import RunStatus, reachable_address, serve_trainer
+
+from ._backend import Backend
+from ._batches import FolderSource
+from ._buffer import BufferClient
+from ._io import Interrupted, IoThread
+from ._lineage import LineageRecord, open_lineage
+from ._loop import Loop, shared_settings
+from ._settings import RlSettings
+from ._updates import Updates
+
+log = logging.getLogger(__name__)
+
+_CLEAN_UP_SECONDS = 5.0
+
+
+def train(settings: RlSettings, backend: Callable[[RlSettings], Backend], interrupt: threading.Event | None = None) -> str:
+    """Runs `vime-trainer rl` to its end; "finished" or "stopped".
+
+    Args:
+        settings: the configuration.
+        backend: makes the model.
+        interrupt: ends the run soon after it is set.
+
+    Raises:
+        Interrupted: it was set; nothing is lost, as the batch at hand was not acked.
+        CheckpointError, ContractError, PublishError, OSError, grpc.RpcError: what went wrong, in one line.
+    """
+    status = RunStatus(settings.max_steps)
+    with contextlib.ExitStack() as stack:
+        io = IoThread(interrupt)
+        stack.callback(io.close)
+        try:
+            reason = _train(settings, backend, status, io, stack)
+        except BaseException as error:
+            status.set(trainer.TRAINER_STATE_FAILED, reason="interrupted" if isinstance(error, Interrupted) else str(error))
+            for request in status.take_checkpoint_requests():
+                request.done.set_exception(RuntimeError("the run ended before the checkpoint was written"))
+            raise
+        status.set(trainer.TRAINER_STATE_FINISHED, reason=reason)
+        return reason
+
+
+def _train(settings: RlSettings, make_backend, status: RunStatus, io: IoThread, stack: contextlib.ExitStack) -> str:
+    root = settings.output / "checkpoints"
+    # Before anything is loaded: what cannot be done is refused at once.
+    path = start_point(root, settings.checkpoint, settings.max_steps)
+    settings.output.mkdir(parents=True, exist_ok=True)
+    publisher, fleet = _publisher(settings, io, stack)
+    server = io.run(serve_trainer(settings.run_id, status, publisher, settings.server.options()))
+    stack.callback(lambda: io.finish(server.stop(0.5), _CLEAN_UP_SECONDS))
+    if publisher is not None:
+        publisher.endpoint = reachable_address(server.address)
+    if settings.address_file is not None:
+        write_address_file(settings.address_file, server.address)
+    print(f"listening on {server.address}", flush=True)
+    log.info(settings.effective_lag())
+    backend = make_backend(settings)
+    restored = _restore(settings, backend, path)
+    trained = restored.step if restored is not None else 0
+    lineage = _lineage(settings, restored)
+    write_text(settings.output / "trainer.json", settings.model_dump_json(indent=2) + "\n")
+    writers = _writers(settings, lineage, stack)
+    if settings.import_batches is not None:
+        source, buffer, updates = FolderSource(settings.import_batches, trained), None, None
+    else:
+        source = buffer = BufferClient(settings, io, uuid.uuid4().hex[:12])
+        stack.callback(buffer.close_quietly)
+        _open_run(buffer, lineage, trained)
+        updates = Updates(publisher, fleet, io, settings.max_staleness, trained)
+    status.set(checkpoint=trained if restored is not None else None)
+    loop = Loop(settings, backend, source, status, writers, io, lineage, trained, updates, buffer)
+    io.run(server.set_serving(True))
+    reason = loop.run()
+    if settings.export_model:
+        backend.export(settings.output / "final")
+    if buffer is not None:
+        buffer.close_run(reason)
+    return reason
+
+
+def _publisher(settings: RlSettings, io: IoThread, stack) -> tuple[Publisher | None, Fleet | None]:
+    if settings.router is None or settings.import_batches is not None:
+        return None, None
+
+    async def make() -> tuple[Publisher, Fleet]:
+        channel = open_channel(settings.router)
+        stack.callback(lambda: io.finish(channel.close(), _CLEAN_UP_SECONDS))
+        fleet = Fleet(channel)
+        return Publisher(settings.run_id, fleet, settings.weights), fleet
+
+    publisher, fleet = io.run(make())
+    stack.callback(lambda: io.finish(publisher.close(), _CLEAN_UP_SECONDS))
+    return publisher, fleet
+
+
+def _restore(settings: RlSettings, backend: Backend, path: Path | None) -> RunState | None:
+    if path is None:
+        return None
+    state = backend.restore(path)
+    for name, value in shared_settings(settings).items():
+        if state.run.get(name, value) != value:
+            raise CheckpointError(f"{name}: {value!r}, but {path} was written with {state.run[name]!r}")
+    log.info("restored %s: %d batches", path, state.step)
+    return state
+
+
+def _lineage(settings: RlSettings, restored: RunState | None) -> LineageRecord:
+    point = None if restored is None else (int(restored.version["lineage"]), restored.step)
+    return open_lineage(settings.output, settings.run_id, point)
+
+
+def _writers(settings: RlSettings, lineage: LineageRecord, stack) -> list[Writer]:
+    writers = open_writers(
+        settings.metrics,
+        settings.output,
+        settings.run_id,
+        settings.model_dump(mode="json"),
+        {"lineage": lineage.ordinal},
+    )
+    if settings.metrics_port is not None:
+        writers.append(PrometheusWriter(settings.metrics_port))
+    for writer in writers:
+        stack.callback(writer.close)
+    return writers
+
+
+def _open_run(buffer: BufferClient, lineage: LineageRecord, trained: int) -> None:
+    opened = buffer.open_run(lineage.message())
+    if lineage.ordinal > 0:
+        rewound = buffer.rewind(trained, lineage.message())
+        log.info(
+            "lineage %d from batch %d: %d batches are ready again, %d groups are asked for again",
+            lineage.ordinal,
+            trained,
+            rewound.batches_restored,
+            rewound.groups_expired,
+        )
+    elif opened.existed:
+        # No restore on our side, but the buffer knows the run: its batches belong to weights that are gone.
+        raise ContractError(
+            "run_id",
+            f"the buffer has a run of this id with {opened.trained} trained batches, but the output folder knows nothing "
+            "of it; choose another run_id, or the output folder of that run",
+        )
+
+
+@contextlib.contextmanager
+def signals_set(event: threading.Event) -> Iterator[None]:
+    """SIGINT and SIGTERM set the event; a second one ends the process at once."""
+
+    def handle(number, frame) -> None:
+        if event.is_set():
+            os._exit(128 + number)
+        event.set()
+
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
