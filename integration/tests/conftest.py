@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vime_launch import toml
-from vime_launch.memory import tree
+from vime_launch.process_tree import tree
 from vime_launch.recipe import STAGES
 
 STAGE = str(Path(__file__).with_name("stage.py"))
@@ -86,6 +86,6 @@ def recipes(tmp_path):
     yield made
     for process in made.started:
         if process.poll() is None:
-            for pid in tree(process.pid):
-                os.kill(pid, 9)
+            for seen in tree(process.pid):
+                os.kill(seen.pid, 9)
             process.wait()

@@ -50,6 +50,8 @@ class Trainer(trainer_pb2_grpc.TrainerServiceServicer):
             values |= {"staleness_max": 0.0, "seconds/train": 0.2, "seconds/wait": 0.6}
             yield trainer_pb2.StreamMetricsResponse(metrics=trainer_pb2.StepMetrics(step=step + 1, time=1.0, values=values))
             await asyncio.sleep(0.02)
+        if not self.steps:
+            await asyncio.Event().wait()
         self.done.set()
 
 

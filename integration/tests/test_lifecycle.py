@@ -9,11 +9,13 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from conftest import stage_command
 
-from vime_launch.memory import tree
+from vime_launch.process_tree import tree
+from vime_launch.reaper import started as start_time
 
 pytestmark = pytest.mark.ray
 ENDLESS = {"config": {"steps": 0}}
@@ -70,7 +72,7 @@ def test_a_stage_that_dies_ends_the_run_with_its_last_lines(recipes, kind):
 def test_a_killed_stage_ends_the_run_within_ten_seconds(recipes):
     process = recipes.start(trainer=ENDLESS, engine={"config": {"child": str(recipes.folder)}})
     up(recipes, process)
-    worker = next(pid for pid in recipes.processes() if b"worker" in open(f"/proc/{pid}/cmdline", "rb").read())
+    guard, worker = sorted(pid for pid in recipes.processes() if "worker" in Path(f"/proc/{pid}/cmdline").read_text())
     os.kill(worker, signal.SIGKILL)
     started = time.monotonic()
     assert process.wait(20) == 137, recipes.output
@@ -100,13 +102,13 @@ def test_ctrl_c_ends_everything_within_ten_seconds(recipes, number):
 def test_nothing_is_left_when_the_launcher_itself_is_killed(recipes):
     process = recipes.start(trainer=ENDLESS, engine={"config": {"stubborn": True, "child": str(recipes.folder)}})
     up(recipes, process)
-    family = set(tree(process.pid)) - {process.pid}
+    family = {seen.pid: seen.started for seen in tree(process.pid) if seen.pid != process.pid}
     assert len(family) > 10
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in family), 30)
+        wait_until(lambda: not any(start_time(pid) == started for pid, started in family.items()), 20)
         gone(recipes)
         assert bystander.poll() is None
     finally:

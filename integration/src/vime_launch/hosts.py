@@ -25,6 +25,8 @@ class Hosts:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        # Its workers run at low priority by default, and what they start inherits that.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         import ray
 
         self._ray = ray
@@ -93,9 +95,10 @@ class Hosts:
         return await self._actors[process.name].address.remote(str(folder.address(process.name)))
 
     async def wait(self, process: Process) -> int | None:
-        """Its exit status; None when the actor itself was lost, and the process with it."""
+        """Its exit status (128 + n for signal n); None when the actor itself was lost, and the process with it."""
         try:
-            return await self._actors[process.name].wait.remote()
+            code = await self._actors[process.name].wait.remote()
+            return 128 - code if code < 0 else code
         except self._ray.exceptions.RayError:
             return None
 

@@ -17,10 +17,10 @@ from vime_launch import toml
 from vime_launch.batches import export_batches, import_groups, prepare_import
 from vime_launch.hosts import Hosts
 from vime_launch.live import View
-from vime_launch.memory import Peak
 from vime_launch.metrics import LOGPROB_DIFF, REWARD, STALENESS_MAX, Metrics, follow
 from vime_launch.picture import draw
 from vime_launch.plan import RunFolder, processes
+from vime_launch.process_tree import Watched
 from vime_launch.recipe import Recipe, RecipeError
 from vime_launch.supervisor import Outcome, Supervisor
 from vime_proto.buffer.v1 import buffer_pb2, buffer_pb2_grpc
@@ -28,6 +28,9 @@ from vime_proto.channel import open_channel
 from vime_proto.process import stop_event
 
 _STATS_SECONDS = 2.0
+_SAMPLE_SECONDS = 0.5
+# Beyond a stage's own grace, what is left of a run is killed after so long.
+_REAP_SECONDS = 2.0
 INTERRUPTED = 130
 
 
@@ -69,26 +72,27 @@ def launch(recipe: Recipe, resume: str | None = None, console: Console | None = 
         # As resolved: the defaults too, and every override.
         (folder / "recipe.toml").write_text(toml.dumps(recipe.model_dump(mode="json", exclude_none=True)))
         metrics = Metrics(folder / "metrics.jsonl")
-        peak = Peak()
+        watched = Watched(recipe.stop_seconds + _REAP_SECONDS)
         started = time.monotonic()
         hosts: Hosts | None = None
         outcome = Outcome(INTERRUPTED, "interrupted")
         with View(console, f"{recipe.name} ({recipe.mode})") as view:
             try:
                 hosts = Hosts(recipe.ray)
-                outcome = asyncio.run(_run(recipe, folder, hosts, view, metrics, peak, resume is not None))
+                outcome = asyncio.run(_run(recipe, folder, hosts, view, metrics, watched, resume is not None))
             except KeyboardInterrupt:
                 view.say("interrupted")
             finally:
                 if hosts is not None:
                     hosts.shutdown()
+                watched.close()
             view.say(outcome.reason)
-        _close(recipe, folder, metrics, outcome, time.monotonic() - started, peak.gib)
+        _close(recipe, folder, metrics, outcome, time.monotonic() - started, watched.peak_gib)
     return outcome.code
 
 
 async def _run(
-    recipe: Recipe, folder: RunFolder, hosts: Hosts, view: View, metrics: Metrics, peak: Peak, resume: bool
+    recipe: Recipe, folder: RunFolder, hosts: Hosts, view: View, metrics: Metrics, watched: Watched, resume: bool
 ) -> Outcome:
     stop = stop_event()
     plan = processes(recipe, folder, resume)
@@ -113,12 +117,18 @@ async def _run(
             await import_groups(recipe, at["buffer"])
 
     supervisor.spawn(interrupted(), "signals")
-    supervisor.spawn(peak.watch(), "memory")
+    supervisor.spawn(_sample(watched), "memory")
     supervisor.spawn(work(), "start")
     outcome = await supervisor.ended
-    peak.sample()
+    watched.sample()
     await supervisor.down()
     return outcome
+
+
+async def _sample(watched: Watched) -> None:
+    while True:
+        watched.sample()
+        await asyncio.sleep(_SAMPLE_SECONDS)
 
 
 async def _stats(address: str, run_id: str, view: View) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from vime_launch import probe
 from vime_launch.batches import is_over
@@ -21,9 +22,10 @@ from vime_proto.router.v1 import router_pb2, router_pb2_grpc
 from vime_proto.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 
 _TAIL_LINES = 25
-_EXTERNAL_CHECK_SECONDS = 2.0
-# Checks of a process that runs elsewhere which may fail in a row before the run ends.
-_EXTERNAL_FAILURES = 5
+_EXTERNAL_CHECK_SECONDS = 1.0
+# Checks of a process that runs elsewhere which may fail in a row before the run ends: refused ones, and ones that are merely late.
+_EXTERNAL_REFUSALS = 4
+_EXTERNAL_DELAYS = 12
 # Seconds beyond a stage's own grace within which its guard must have killed it.
 _KILL_SECONDS = 2.0
 
@@ -181,26 +183,26 @@ class Supervisor:
     async def _watch_external(self, process: Process) -> None:
         """Ends the run when a process that runs elsewhere is gone, or, if it is the trainer, done."""
         assert process.address is not None
-        failures = 0
+        refused = late = 0
         state = trainer_pb2.TrainerState
         async with open_channel(process.address) as channel:
             trainer = trainer_pb2_grpc.TrainerServiceStub(channel)
+            health = health_pb2_grpc.HealthStub(channel)
             while not self.ended.done():
                 try:
+                    await health.Check(health_pb2.HealthCheckRequest(), timeout=5)
                     if process.kind == "trainer":
                         status = await trainer.GetStatus(trainer_pb2.GetStatusRequest(), timeout=5)
                         if status.state == state.TRAINER_STATE_FINISHED:
                             return self.end(0, "the trainer finished")
                         if status.state == state.TRAINER_STATE_FAILED:
                             return self.end(1, f"the trainer at {process.address} failed: {status.reason}")
-                    else:
-                        await probe.ask(process.address, 5)
-                    failures = 0
-                except (grpc.RpcError, TimeoutError) as error:
-                    failures += 1
-                    if failures >= _EXTERNAL_FAILURES:
-                        what = describe(error) if isinstance(error, grpc.RpcError) else str(error)
-                        return self.end(1, f"{process.name} at {process.address} is gone: {what}")
+                    refused = late = 0
+                except grpc.RpcError as error:
+                    busy = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                    refused, late = refused + (not busy), late + busy
+                    if refused >= _EXTERNAL_REFUSALS or late >= _EXTERNAL_DELAYS:
+                        return self.end(1, f"{process.name} at {process.address} is gone: {describe(error)}")
                 await asyncio.sleep(_EXTERNAL_CHECK_SECONDS)
 
     async def down(self) -> None:
