@@ -135,9 +135,9 @@ class Client:
         )
         return [answer async for answer in self.stub.FetchSamples(request)]
 
-    async def step(self, number, lineage=0, **options):
+    async def step(self, number, lineage=0, most=100, **options):
         """Answers what is granted, trains one batch, publishes the next version."""
-        for lease in (await self.lease()).leases:
+        for lease in (await self.lease(most)).leases:
             await self.commit(lease, **options)
         batch = await self.batch()
         if batch.outcome == pb.LEASE_OUTCOME_GRANTED:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import re
 
 from vime_buffer._intake import Intake, SamplePayload, take_in
 from vime_buffer._loading import HookError, apply_filter
@@ -86,7 +87,11 @@ class CommitCalls:
             raise ContractError(
                 "group.group_id", f"the lease is for prompt {context.lease.target!r}, got {group.group_id!r}"
             )
-        validate_group(group, rl=not context.evaluation, group_size=context.group_size, evaluation=context.evaluation)
+        try:
+            # An evaluation, too, states versions and log-probs; only its sampling may be greedy.
+            validate_group(group, group_size=context.group_size, evaluation=context.evaluation)
+        except ContractError as error:
+            raise _with_ids(error, group) from None
         for i, rollout in enumerate(group.rollouts):
             for j, sample in enumerate(rollout.samples):
                 self._check_sample(sample, f"group.rollouts[{i}].samples[{j}]", context.run.run_id)
@@ -144,6 +149,23 @@ class CommitCalls:
             self.core.files.delete(_paths(rows))
             raise
         return rows
+
+
+_PLACE = re.compile(r"rollouts\[(\d+)\](?:\.samples\[(\d+)\])?")
+
+
+def _with_ids(error: ContractError, group: sample_pb2.Group) -> ContractError:
+    """The same error, naming the rollout or sample that it is about where it does not yet."""
+    named = []
+    for field, description in error.violations:
+        place = _PLACE.search(field)
+        owner = group.rollouts[int(place[1])] if place else group
+        name = owner.rollout_id if place else group.group_id
+        if place and place[2] is not None:
+            name = owner.samples[int(place[2])].sample_id
+        named.append((field, description if repr(name) in description else f"{description} ({name!r})"))
+    (field, description), *more = named
+    return ContractError(field, description, more)
 
 
 def _paths(rows: list[SampleRow]) -> list[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from vime_proto.errors import ContractError
 
@@ -37,7 +37,7 @@ class JsonlFile:
         except OSError as error:
             raise ContractError(field, f"cannot read {path!r}: {error.strerror}") from None
         offsets, lengths, lines = [], [], []
-        hasher = xxhash.xxh3_64()
+        hasher = hashlib.blake2b(digest_size=16)
         position = 0
         with Path(path).open("rb") as file:
             for number, line in enumerate(file, start=1):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import bisect
+import hashlib
 import logging
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
-
-import xxhash
 
 from vime_buffer._loading import HookError
 from vime_buffer._rules import permutation
@@ -46,7 +45,8 @@ class PromptSource:
     @property
     def digest(self) -> str:
         """Changes with the content of the files and their order."""
-        return xxhash.xxh3_64_hexdigest("|".join(f"{name}:{file.digest}" for name, file, _ in self._parts))
+        content = "|".join(f"{name}:{file.digest}" for name, file, _ in self._parts)
+        return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
     def check(self) -> None:
         """Makes a prompt of the first row of each data set, so that a wrong mapping fails at the start.
