@@ -1,0 +1,30 @@
+"""What vLLM takes from the environment, set from the configuration before vLLM is imported."""
+
+from __future__ import annotations
+
+import os
+
+from vime_rollout.engine._settings import EngineSettings
+
+
+def prepare(settings: EngineSettings) -> None:
+    """Sets the variables of this process, which vLLM's processes inherit."""
+    os.environ.update(
+        {
+            "VIME_ENGINE": "1",
+            # A forked child of a process with gRPC threads deadlocks.
+            "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+            "VLLM_LOGGING_LEVEL": settings.log_level,
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "HF_HUB_OFFLINE": "1",
+            # The default binds threads to cores, and the trainer next door would then share one of them.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        }
+    )
+    os.environ.pop("VLLM_PLUGINS", None)
+    # The deprecated variable would win over the configuration.
+    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
+    if settings.cpu_threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(settings.cpu_threads)

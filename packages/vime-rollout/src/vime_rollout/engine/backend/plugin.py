@@ -1,0 +1,34 @@
+"""Entry point ``vllm.general_plugins``: runs in every vLLM process that is started on this host."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import threading
+
+NAME = "vime"
+
+
+def register() -> None:
+    """Registers the weight transport, and ties a child process to the life of its parent.
+
+    Raises:
+        ValueError: the name is taken by another package.
+    """
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    WeightTransferEngineFactory.register_engine(NAME, "vime_rollout.engine.backend._transfer", "VimeTransfer")
+    if os.environ.get("VIME_ENGINE") and multiprocessing.parent_process() is not None:
+        _end_with_parent()
+
+
+def _end_with_parent() -> None:
+    # vLLM's core process outlives a front end that is killed: the sentinel becomes readable however the parent ends.
+    sentinel = multiprocessing.parent_process().sentinel
+
+    def watch() -> None:
+        multiprocessing.connection.wait([sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
