@@ -114,13 +114,13 @@ class EngineUpdate:
             answer = await self._call(self._stub.AbortUpdate, request, _CLEANING, _CLEANING_TIMEOUT)
             state = answer.status.state
         except grpc.RpcError as error:
-            log.warning("engine %s: abort of update %s: %s", self.engine_id, request.update_id, describe(error))
+            log.info("engine %s: abort of update %s: %s", self.engine_id, request.update_id, describe(error))
         if state in (None, pb.ENGINE_STATE_PAUSED):
             try:
                 resume = pb.ResumeRequest(request_id=f"{self._prefix}/resume")
                 await self._call(self._stub.Resume, resume, _CLEANING, _CLEANING_TIMEOUT)
             except grpc.RpcError as error:
-                log.warning("engine %s: resume: %s", self.engine_id, describe(error))
+                log.info("engine %s: resume: %s", self.engine_id, describe(error))
 
     async def _has_version(self) -> bool:
         try:

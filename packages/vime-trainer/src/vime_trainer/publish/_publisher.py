@@ -161,7 +161,9 @@ class Publisher:
         self, manifest: pb.WeightManifest, entries: list[router_pb2.EngineEntry], report: PublishReport, attempt: int
     ) -> None:
         report.failed.clear()
-        report.engines[:] = [e.engine_id for e in entries if e.status.version == manifest.version]
+        # Only those that this very update brought there are done: an engine's claim to have the version does not count.
+        have = {e.engine_id for e in entries if e.status.version == manifest.version}
+        report.engines[:] = [engine_id for engine_id in report.engines if engine_id in have]
         waiting = [e for e in entries if e.engine_id not in report.engines]
         self.retention.sent(manifest.update_id, [e.engine_id for e in waiting])
         updates = [

@@ -23,24 +23,24 @@ from ._train import AlarmError
 PROG = "vime-trainer rl"
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], prog: str = PROG) -> int:
     """Runs the command; the exit status. SIGINT and SIGTERM end it with 0, at a point that a resume goes on from."""
-    settings = load(RlSettings, argv, PROG)
+    settings = load(RlSettings, argv, prog)
     if settings.exit_with_parent:
         exit_with_parent()
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     interrupt = threading.Event()
     with signals_set(interrupt):
         try:
             reason = train(settings, _megatron, interrupt)
         except Interrupted:
-            print(f"{PROG}: interrupted", file=sys.stderr)
+            print(f"{prog}: interrupted", file=sys.stderr)
             return 0
         except grpc.RpcError as error:
-            return _fail(describe(error))
+            return _fail(prog, describe(error))
         except (PublishError, LostLeaseError, AlarmError, ValueError, OSError, ImportError, RuntimeError) as error:
-            return _fail(str(error))
-    print(f"{PROG}: {reason}", file=sys.stderr)
+            return _fail(prog, str(error))
+    print(f"{prog}: {reason}", file=sys.stderr)
     return 0
 
 
@@ -51,7 +51,7 @@ def _megatron(settings: RlSettings):
     return MegatronBackend(settings)
 
 
-def _fail(reason: str) -> int:
+def _fail(prog: str, reason: str) -> int:
     logging.getLogger(__name__).debug("traceback", exc_info=True)
-    print(f"{PROG}: {reason}", file=sys.stderr)
+    print(f"{prog}: {reason}", file=sys.stderr)
     return 1
