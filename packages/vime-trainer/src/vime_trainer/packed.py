@@ -88,12 +88,12 @@ class TokenOutputs:
     Attributes:
         logprobs: float32 [T], natural log of the probability of token i; 0 for the first token of a sequence.
         entropy: float32 [T], entropy in nats of the distribution that token i was drawn from; 0 for the first token.
-        replay: vime_r3.megatron.Usage of the pass; None when no routes were replayed.
+        usage: vime_r3.megatron.Usage of the pass; None when no routes were replayed.
     """
 
     logprobs: Tensor
     entropy: Tensor
-    replay: Any = None
+    usage: Any = None
 
 
 def pack(

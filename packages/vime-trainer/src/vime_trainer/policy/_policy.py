@@ -166,15 +166,23 @@ class Policy:
         """
         return models.export(self._entries, self.parameters(), self.arch)
 
-    def save_hf(self, folder: str | Path, max_shard_bytes: int = 4 << 30) -> Path:
-        """Writes a folder that transformers and vLLM load: weights, config.json, and the source's tokenizer files.
+    def save_hf(
+        self, folder: str | Path, side_files: str | Path | None = None, max_shard_bytes: int = 4 << 30
+    ) -> Path:
+        """Writes a folder that transformers and vLLM load: weights, config.json, and tokenizer files.
 
         The folder appears whole or not at all; one that exists is replaced.
+
+        Args:
+            folder: where to.
+            side_files: folder whose tokenizer and other small files are copied; default: where the model came from.
+            max_shard_bytes: most bytes of weights in one file.
         """
         config = dict(self.config)
         name = next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
         config["dtype" if "torch_dtype" not in config else "torch_dtype"] = name
-        return models.write_folder(folder, self.hf_tensors(), config, self.folder, max_shard_bytes)
+        source = side_files if side_files is not None else self.folder
+        return models.write_folder(folder, self.hf_tensors(), config, source, max_shard_bytes)
 
     def router_modules(self) -> dict[int, Any]:
         """Megatron's TopKRouter modules by global layer number, counted from 0."""
