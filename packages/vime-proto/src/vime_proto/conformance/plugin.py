@@ -21,6 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--longest-lease", type=float, default=5.0, help="tests that wait for a lease to lapse are skipped above (default 5 s)"
     )
+    group.addoption("--logprob-tolerance", type=float, default=1e-4, help="between two computations of a log-prob (default 1e-4)")
     group.addoption(
         "--manifest-dir",
         help="folder with weights for the engine under test: manifest.pb (WeightManifest, full update) and <source_id>/<index>.bin",

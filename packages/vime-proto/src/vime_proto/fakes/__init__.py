@@ -2,6 +2,10 @@
 
 from vime_proto.fakes import build
 from vime_proto.fakes._serve import serve
+from vime_proto.fakes._toy_model import toy_weights
+from vime_proto.fakes._weight_files import write_chunks
 from vime_proto.fakes.buffer import FakeBuffer
+from vime_proto.fakes.engine import FakeEngine
+from vime_proto.fakes.router import FakeRouter
 
-__all__ = ["FakeBuffer", "build", "serve"]
+__all__ = ["FakeBuffer", "FakeEngine", "FakeRouter", "build", "serve", "toy_weights", "write_chunks"]

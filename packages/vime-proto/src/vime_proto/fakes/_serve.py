@@ -11,18 +11,33 @@ from vime_proto.rollout.v1 import rollout_pb2_grpc
 from vime_proto.router.v1 import router_pb2_grpc
 from vime_proto.server import RunningServer, ServerInfo, ServerOptions, start_server
 
-_SERVICES = {
-    "buffer": [(buffer_pb2_grpc.BufferServiceServicer, buffer_pb2_grpc.add_BufferServiceServicer_to_server, "vime.buffer.v1.BufferService")],
-    "engine": [
-        (rollout_pb2_grpc.RolloutServiceServicer, rollout_pb2_grpc.add_RolloutServiceServicer_to_server, "vime.rollout.v1.RolloutService"),
-        (
-            rollout_pb2_grpc.EngineControlServiceServicer,
-            rollout_pb2_grpc.add_EngineControlServiceServicer_to_server,
-            "vime.rollout.v1.EngineControlService",
-        ),
-    ],
-    "router": [(router_pb2_grpc.RouterServiceServicer, router_pb2_grpc.add_RouterServiceServicer_to_server, "vime.router.v1.RouterService")],
-}
+_ROLLOUT = rollout_pb2_grpc
+_SERVICES = [
+    (
+        "buffer",
+        buffer_pb2_grpc.BufferServiceServicer,
+        buffer_pb2_grpc.add_BufferServiceServicer_to_server,
+        "vime.buffer.v1.BufferService",
+    ),
+    (
+        "router",
+        router_pb2_grpc.RouterServiceServicer,
+        router_pb2_grpc.add_RouterServiceServicer_to_server,
+        "vime.router.v1.RouterService",
+    ),
+    (
+        "engine",
+        _ROLLOUT.RolloutServiceServicer,
+        _ROLLOUT.add_RolloutServiceServicer_to_server,
+        "vime.rollout.v1.RolloutService",
+    ),
+    (
+        "engine",
+        _ROLLOUT.EngineControlServiceServicer,
+        _ROLLOUT.add_EngineControlServiceServicer_to_server,
+        "vime.rollout.v1.EngineControlService",
+    ),
+]
 
 
 @contextlib.asynccontextmanager
@@ -38,11 +53,10 @@ async def serve(servicer, options: ServerOptions = ServerOptions(), role: str | 
         role: what InfoService says; the name of the first service's stage unless stated.
     """
     services, found = [], ""
-    for stage, entries in _SERVICES.items():
-        for kind, add, name in entries:
-            if isinstance(servicer, kind):
-                services.append((add, servicer, name))
-                found = found or stage
+    for stage, kind, add, name in _SERVICES:
+        if isinstance(servicer, kind):
+            services.append((add, servicer, name))
+            found = found or stage
     capabilities = getattr(servicer, "capabilities", {})
     info = ServerInfo("vime-proto", role or found, __version__, capabilities=dict(capabilities))
     server = await start_server(services, info, options)

@@ -1,0 +1,1 @@
+"""Conformance of RolloutService: an engine, or a router in front of engines."""
