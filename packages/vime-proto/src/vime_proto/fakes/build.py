@@ -129,52 +129,59 @@ def trace(
     return routing_pb2.RoutingTrace(header=header, inline=payload)
 
 
+def plan(names: Sequence[str], sources: int = 1, chunk_tensors: int | None = None) -> dict[str, list[list[str]]]:
+    """Deals tensors out to sources in turn: names of each chunk, by source.
+
+    Args:
+        names: tensors.
+        sources: sending ranks; those beyond the number of tensors have nothing to send.
+        chunk_tensors: tensors in a chunk; None puts all of a source into one.
+    """
+    result = {}
+    for index in range(sources):
+        mine = list(names[index::sources])
+        step = chunk_tensors or max(len(mine), 1)
+        result[f"rank-{index}"] = [mine[first : first + step] for first in range(0, len(mine), step)]
+    return result
+
+
 def manifest(
     update_id: str,
     version: common.PolicyVersion,
     tensors: Mapping[str, tuple[np.ndarray, int]],
-    sources: int = 1,
-    chunk_tensors: int | None = None,
+    chunks: Mapping[str, Sequence[Sequence[str]]] | None = None,
     base: common.PolicyVersion | None = None,
     checksums: bool = True,
 ) -> tuple[weights_pb2.WeightManifest, dict[str, list[bytes]]]:
-    """A manifest of whole tensors dealt out to sources in turn, and each source's chunks.
+    """A manifest of whole tensors, and the bytes of each source's chunks.
 
     Args:
         update_id: of the update.
         version: after Commit.
         tensors: array (bits, for bfloat16) and DType by name.
-        sources: sending ranks; those beyond the number of tensors have nothing to send.
-        chunk_tensors: tensors in a chunk; None puts all of a source into one.
+        chunks: names of each chunk, by source; None puts all into one chunk of one source.
         base: version that a delta applies to.
         checksums: whether chunks carry one.
     """
     result = weights_pb2.WeightManifest(update_id=update_id, version=version, base_version=base)
     streams: dict[str, list[bytes]] = {}
-    names = list(tensors)
-    for index in range(sources):
-        source = result.sources.add(source_id=f"rank-{index}")
-        mine, offset = names[index::sources], 0
-        streams[source.source_id] = []
-        step = chunk_tensors or max(len(mine), 1)
-        for first in range(0, len(mine), step):
+    for source_id, parts in (plan(list(tensors)) if chunks is None else chunks).items():
+        source = result.sources.add(source_id=source_id)
+        offset = 0
+        streams[source_id] = []
+        for names in parts:
             part, begin = b"", offset
-            for name in mine[first : first + step]:
+            for name in names:
                 array, dtype = tensors[name]
                 data = np.ascontiguousarray(array).tobytes()
                 spec = result.tensors.add(name=name, dtype=dtype, shape=array.shape)
-                spec.pieces.add(
-                    source_id=source.source_id, bytes=common.ByteRange(offset=offset, length=len(data))
-                )
+                spec.pieces.add(source_id=source_id, bytes=common.ByteRange(offset=offset, length=len(data)))
                 part, offset = part + data, offset + len(data)
-            chunk = source.chunks.add(
-                index=len(source.chunks),
-                bytes=common.ByteRange(offset=begin, length=len(part)),
-                tensors=mine[first : first + step],
-            )
+            extent = common.ByteRange(offset=begin, length=len(part))
+            chunk = source.chunks.add(index=len(source.chunks), bytes=extent, tensors=names)
             if checksums:
                 chunk.checksum.CopyFrom(checksum(part))
-            streams[source.source_id].append(part)
+            streams[source_id].append(part)
         source.total_bytes = offset
     result.model_digest = model_digest(result.tensors)
     return result, streams
