@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from vime_proto import metadata
 from vime_proto.channel import open_channel
 from vime_proto.errors import describe
 from vime_proto.rollout.v1 import rollout_pb2, rollout_pb2_grpc
@@ -18,81 +20,161 @@ from vime_router._member import Member
 from vime_router.settings import RouterSettings
 
 log = logging.getLogger(__name__)
+SERVICE = "vime.rollout.v1.RolloutService"
+
+
+class Connection:
+    """One engine's channel, its undecoded methods, and the task that watches it."""
+
+    def __init__(self, channel: grpc.aio.Channel):
+        self.channel = channel
+        self.generate = channel.unary_stream(f"/{SERVICE}/Generate")
+        self.unary = {name: channel.unary_unary(f"/{SERVICE}/{name}") for name in ("Score", "GetModelInfo")}
+        self.abort = rollout_pb2_grpc.RolloutServiceStub(channel).Abort
+        self.health = health_pb2_grpc.HealthStub(channel).Check
+        self.status = rollout_pb2_grpc.EngineControlServiceStub(channel).GetStatus
+        self.wake = asyncio.Event()
+        self.idle = asyncio.Event()
+        self.watch: asyncio.Task[None] | None = None
 
 
 class Engines:
-    """One channel and one watching task per engine."""
+    """One connection per engine; also clears out engines that left.
+
+    Args:
+        fleet: told what checks find; its leavers are disconnected.
+        settings: intervals, time-outs, and how engines are called.
+
+    Attributes:
+        credentials: call metadata that the engines ask for.
+        hurry: whether requests wait for an engine.
+    """
 
     def __init__(self, fleet: Fleet, settings: RouterSettings):
         self._fleet = fleet
         self._settings = settings
-        self._token = Path(settings.engine_token_file).read_text().strip() if settings.engine_token_file else None
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._watches: dict[str, asyncio.Task] = {}
-        self._wakes: dict[str, asyncio.Event] = {}
+        token = Path(settings.engine_token_file).read_text().strip() if settings.engine_token_file else None
+        # Added to each call here: an interceptor would cost more than the rest of a short call.
+        self.credentials = ((metadata.AUTHORIZATION, f"Bearer {token}"),) if token else ()
+        self._connections: dict[Member, Connection] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._sweeper: asyncio.Task[None] | None = None
+        self.hurry = lambda: False
+        fleet.on_leave = self._on_leave
+
+    def start(self) -> None:
+        """Begins to clear out engines whose lease ran out."""
+        self._sweeper = asyncio.create_task(self._sweep(), name="sweep the fleet")
 
     def add(self, member: Member) -> None:
         """Connects to an engine and starts to watch it."""
-        if member.engine_id in self._watches:
+        if member in self._connections:
             return
-        self._channels[member.engine_id] = open_channel(member.address, token=self._token)
-        self._wakes[member.engine_id] = asyncio.Event()
-        self._watches[member.engine_id] = asyncio.create_task(self._watch(member), name=f"watch {member.engine_id}")
+        tls = self._settings.engine_tls
+        channel = open_channel(
+            member.address,
+            tls_ca=tls.ca,
+            tls_certificate=tls.certificate,
+            tls_key=tls.key,
+            max_message_bytes=self._settings.server.max_message_mib << 20,
+        )
+        connection = self._connections[member] = Connection(channel)
+        connection.watch = asyncio.create_task(self._watch(member, connection), name=f"watch {member.engine_id}")
 
-    def channel(self, engine_id: str) -> grpc.aio.Channel:
-        """The connection to an engine."""
-        return self._channels[engine_id]
+    def of(self, member: Member) -> Connection | None:
+        """The connection to an engine; None when it is closed."""
+        return self._connections.get(member)
 
-    async def remove(self, engine_id: str) -> None:
-        """Stops watching an engine and closes its connection, which ends its calls."""
-        watch = self._watches.pop(engine_id, None)
-        self._wakes.pop(engine_id, None)
-        if watch is not None:
-            watch.cancel()
-            await self._channels.pop(engine_id).close()
+    def settled(self, member: Member) -> None:
+        """Told when an engine that left the fleet has no request any more."""
+        if member in self._connections:
+            self._connections[member].idle.set()
 
-    async def close(self) -> None:
-        """Leaves every engine."""
-        for engine_id in list(self._watches):
-            await self.remove(engine_id)
-
-    def check_soon(self, engine_id: str) -> None:
-        """Asks for a check now instead of at the next interval."""
-        if engine_id in self._wakes:
-            self._wakes[engine_id].set()
+    def check_soon(self, member: Member | None = None) -> None:
+        """Asks for a check of one engine, or of all, now instead of at the next interval."""
+        for one in self._connections if member is None else (member,):
+            if one in self._connections:
+                self._connections[one].wake.set()
 
     async def refresh(self) -> None:
         """Checks every engine now."""
-        await asyncio.gather(*(self._check(one) for one in list(self._fleet.members.values())))
+        await asyncio.gather(*(self.check(one) for one in list(self._fleet.members.values())))
 
-    async def _watch(self, member: Member) -> None:
-        wake = self._wakes[member.engine_id]
-        while True:
-            await self._check(member)
-            try:
-                await asyncio.wait_for(wake.wait(), self._settings.health.interval_seconds)
-            except TimeoutError:
-                pass
-            wake.clear()
-            for engine_id in self._fleet.drop_expired():
-                log.warning("engine %s left the fleet: its lease ran out or it was drained", engine_id)
-                await self.remove(engine_id)
-
-    async def _check(self, member: Member) -> None:
-        channel = self._channels.get(member.engine_id)
-        if channel is None:
-            return
-        before = member.obstacle(self._fleet.minimum_version)
+    async def check(self, member: Member) -> bool:
+        """Asks an engine for its health and status; answers whether it serves."""
+        connection = self._connections.get(member)
+        if connection is None:
+            return False
+        good = False
+        before, status = member.obstacle(self._fleet.minimum_version), member.status
+        messages = member.messages
         timeout = self._settings.health.timeout_seconds
         try:
-            health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout)
+            health = await connection.health(health_pb2.HealthCheckRequest(), timeout=timeout)
             if health.status == health_pb2.HealthCheckResponse.SERVING:
-                control = rollout_pb2_grpc.EngineControlServiceStub(channel)
-                answer = await control.GetStatus(rollout_pb2.GetStatusRequest(), timeout=timeout)
+                answer = await connection.status(
+                    rollout_pb2.GetStatusRequest(), timeout=timeout, metadata=self.credentials
+                )
                 member.saw_good(answer.status)
+                good = True
             else:
-                member.saw_bad(f"health is {health_pb2.HealthCheckResponse.ServingStatus.Name(health.status)}")
+                member.saw_refusal(f"health is {health_pb2.HealthCheckResponse.ServingStatus.Name(health.status)}")
         except grpc.RpcError as error:
-            member.saw_bad(describe(error))
-        if member.obstacle(self._fleet.minimum_version) != before:
-            self._fleet.touch()
+            late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            # An engine that is too busy to answer a check in time, but streams tokens, is alive.
+            if not (late and member.messages > messages):
+                member.saw_bad(describe(error))
+        after = member.obstacle(self._fleet.minimum_version)
+        if after != before:
+            log.info("engine %s: %s", member.engine_id, after or "takes requests")
+        # A waiting request may need a version of its own, so that a status matters even without the fleet's bound.
+        if after != before or member.status != status:
+            self._fleet.on_change()
+        return good
+
+    async def close(self) -> None:
+        """Leaves every engine."""
+        tasks = [task for task in (self._sweeper, *self._leaving) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for member in list(self._connections):
+            await self._disconnect(member)
+
+    async def _watch(self, member: Member, connection: Connection) -> None:
+        health = self._settings.health
+        while True:
+            connection.wake.clear()
+            await self.check(member)
+            # While requests wait, an engine that comes back should get them soon; not sooner, whatever asks for checks.
+            await asyncio.sleep(min(health.queued_interval_seconds, health.interval_seconds))
+            if not self.hurry():
+                rest = health.interval_seconds - health.queued_interval_seconds
+                # Not wait_for: on Python 3.11 it loses a cancellation that comes together with the event.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(rest, 0.0)):
+                        await connection.wake.wait()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.health.queued_interval_seconds)
+            self._fleet.sweep()
+
+    def _on_leave(self, member: Member, reason: str) -> None:
+        log.warning("engine %s left the fleet: %s", member.engine_id, reason)
+        task = asyncio.create_task(self._let_go(member), name=f"leave {member.engine_id}")
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _let_go(self, member: Member) -> None:
+        # An engine that only failed to renew its lease may finish what it has; a removed one may not.
+        if not (member.gone or member.idle) and member in self._connections:
+            await self._connections[member].idle.wait()
+        await self._disconnect(member)
+
+    async def _disconnect(self, member: Member) -> None:
+        connection = self._connections.pop(member, None)
+        if connection is not None:
+            connection.watch.cancel()
+            await asyncio.gather(connection.watch, return_exceptions=True)
+            await connection.channel.close()

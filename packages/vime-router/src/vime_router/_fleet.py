@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import grpc
 
@@ -21,35 +20,54 @@ class Fleet:
         policy: chooses among eligible engines.
         health: hysteresis of health.
         clock: seconds, monotonic.
+
+    Attributes:
+        on_change: called when an engine may have become eligible.
+        on_leave: called with a member that left and why. Requests that it has may go on when its lease ran out; they end
+            when it was removed.
     """
 
     def __init__(self, policy: Policy, health: HealthSettings, clock: Callable[[], float]):
         self.members: dict[str, Member] = {}
-        self.minimum_version: common_pb2.PolicyVersion | None = None
+        self.on_change: Callable[[], None] = lambda: None
+        self.on_leave: Callable[[Member, str], None] = lambda member, reason: None
+        self._minimum_version: common_pb2.PolicyVersion | None = None
         self._policy = policy
         self._health = health
         self._clock = clock
-        self._changed = asyncio.Event()
+
+    @property
+    def minimum_version(self) -> common_pb2.PolicyVersion | None:
+        """The lowest version that gets requests, if there is a bound."""
+        return self._minimum_version
+
+    @minimum_version.setter
+    def minimum_version(self, version: common_pb2.PolicyVersion | None) -> None:
+        self._minimum_version = version
+        self.on_change()
 
     def register(self, engine_id: str, address: str, labels: dict[str, str], lease_seconds: float | None) -> Member:
         """Adds an engine, or renews the lease of the one that is there.
 
+        An engine that does not answer any more gives its id up to one at another address: it was restarted there.
+
         Raises:
             StatusError: ALREADY_EXISTS, when a live engine holds the id at another address.
         """
-        self.drop_expired()
+        self.sweep()
         expires = None if lease_seconds is None else self._clock() + lease_seconds
         known = self.members.get(engine_id)
         if known is not None and known.address == address:
             known.expires, known.labels = expires, labels
             return known
-        if known is not None:
+        if known is not None and known.healthy:
             raise StatusError(
                 grpc.StatusCode.ALREADY_EXISTS,
                 f"engine_id {engine_id!r} is registered at {known.address}; deregister it before it moves to {address}",
             )
+        if known is not None:
+            self._leave(known, f"it registered again at {address}")
         member = self.members[engine_id] = Member(engine_id, address, self._health, labels, expires)
-        self.touch()
         return member
 
     def get(self, engine_id: str) -> Member:
@@ -66,62 +84,57 @@ class Fleet:
         return self.members[engine_id]
 
     def remove(self, engine_id: str) -> Member:
-        """Takes an engine out."""
-        self.get(engine_id)
-        self.touch()
-        return self.members.pop(engine_id)
+        """Takes an engine out; raises as ``get``."""
+        member = self.get(engine_id)
+        member.gone = True
+        self._leave(member, "it was deregistered")
+        return member
 
-    def drop_expired(self) -> list[str]:
-        """Takes out engines whose lease ran out, and drained ones without requests that were to go; answers their ids."""
+    def drain(self, engine_id: str, then_remove: bool = False, undo: bool = False) -> Member:
+        """Sends an engine nothing new, or takes it in again; raises as ``get``."""
+        member = self.get(engine_id)
+        member.draining = not undo
+        member.remove_when_idle = then_remove and not undo
+        if undo:
+            self.on_change()
+        return member
+
+    def sweep(self) -> None:
+        """Takes out engines whose lease ran out, and drained ones without requests that were to go."""
         now = self._clock()
-        gone = [
-            one.engine_id
-            for one in self.members.values()
-            if (one.expires is not None and one.expires <= now)
-            or (one.draining and one.remove_when_idle and one.outstanding_requests == 0)
-        ]
-        for engine_id in gone:
-            del self.members[engine_id]
-        return gone
+        for member in list(self.members.values()):
+            if member.expires is not None and member.expires <= now:
+                self._leave(member, "its lease ran out")
+            elif member.draining and member.remove_when_idle and member.idle:
+                self._leave(member, "it was drained")
 
-    def choose(self, estimated_tokens: int, minimum: common_pb2.PolicyVersion | None, avoid: set[str]) -> Member | None:
-        """An engine for a request; None when none may take it. Engines in ``avoid`` are taken only when there is no other."""
+    def choose(
+        self, estimated_tokens: int, minimum: common_pb2.PolicyVersion | None, avoid: Iterable[str] = ()
+    ) -> Member | None:
+        """An engine for a request; None when none may take it. Those in ``avoid`` are taken only when there is no other."""
         eligible = [
             one
             for one in self.members.values()
-            if not one.obstacle(self.minimum_version) and (minimum is None or not one.obstacle(minimum))
+            if not one.obstacle(self._minimum_version) and (minimum is None or not one.fault(minimum))
         ]
+        fresh = [one for one in eligible if one.engine_id not in avoid] or eligible
         # An engine that is being updated keeps the request until it serves again: better one that serves now.
-        for preferred in (
-            [one for one in eligible if one.serving and one.engine_id not in avoid],
-            [one for one in eligible if one.engine_id not in avoid],
-            eligible,
-        ):
-            if preferred:
-                break
-        else:
+        preferred = [one for one in fresh if one.serving] or fresh
+        if not preferred:
             return None
-        candidates = [
-            Candidate(one.engine_id, one.outstanding_requests, one.outstanding_tokens)
-            for one in sorted(preferred, key=lambda member: member.engine_id)
-        ]
+        preferred.sort(key=lambda member: member.engine_id)
+        candidates = [Candidate(one.engine_id, one.outstanding_requests, one.outstanding_tokens) for one in preferred]
         return self.members[self._policy.choose(candidates, estimated_tokens).engine_id]
 
     def obstacles(self, minimum: common_pb2.PolicyVersion | None) -> str:
         """Why no engine can be chosen, for an error's text."""
         if not self.members:
             return "no engine is registered"
-        bound = minimum if minimum is not None else self.minimum_version
-        return "; ".join(f"{one.engine_id}: {one.obstacle(bound)}" for one in self.members.values())
+        return "; ".join(
+            f"{one.engine_id}: {one.obstacle(self._minimum_version) or one.fault(minimum) or 'eligible just now'}"
+            for one in self.members.values()
+        )
 
-    def touch(self) -> None:
-        """Wakes requests that wait for an engine."""
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def changed(self, timeout: float) -> None:
-        """Waits for a change, at most ``timeout`` seconds."""
-        try:
-            await asyncio.wait_for(self._changed.wait(), timeout)
-        except TimeoutError:
-            return
+    def _leave(self, member: Member, reason: str) -> None:
+        del self.members[member.engine_id]
+        self.on_leave(member, reason)

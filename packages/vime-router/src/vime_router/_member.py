@@ -18,7 +18,12 @@ _TAKES_REQUESTS = {
 
 
 class Member:
-    """What the router knows of an engine: registration, health with hysteresis, status, load."""
+    """What the router knows of an engine: registration, health with hysteresis, status, load.
+
+    Attributes:
+        gone: it has left the fleet; requests that it still has may end.
+        messages: answers that it has sent, a sign of life besides its checks.
+    """
 
     def __init__(
         self, engine_id: str, address: str, health: HealthSettings, labels: dict[str, str], expires: float | None
@@ -30,15 +35,33 @@ class Member:
         self.status: rollout_pb2.EngineStatus | None = None
         self.draining = False
         self.remove_when_idle = False
+        self.gone = False
         self.outstanding_requests = 0
         self.outstanding_tokens = 0
         self.requests_total = 0
         self.failures_total = 0
+        self.messages = 0
         self._settings = health
         self._healthy = False
+        self._checked = False
         self._good_in_a_row = 0
         self._bad_in_a_row = 0
         self._fault = "not checked yet"
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it answers."""
+        return self._healthy
+
+    @property
+    def serving(self) -> bool:
+        """Whether it generates right now, at its last check."""
+        return self.status is not None and self.status.state == rollout_pb2.ENGINE_STATE_SERVING
+
+    @property
+    def idle(self) -> bool:
+        """Whether the router has nothing on it."""
+        return self.outstanding_requests == 0
 
     def saw_good(self, status: rollout_pb2.EngineStatus) -> None:
         """Takes the result of a good check."""
@@ -46,35 +69,39 @@ class Member:
         self._good_in_a_row += 1
         self._bad_in_a_row = 0
         # A new engine is taken in at its first good check; one that failed must show that it is back.
-        if self._fault == "not checked yet" or self._good_in_a_row >= self._settings.healthy_after:
-            self._healthy, self._fault = True, ""
+        if not self._checked or self._good_in_a_row >= self._settings.healthy_after:
+            self._checked, self._healthy, self._fault = True, True, ""
 
     def saw_bad(self, reason: str) -> None:
-        """Takes the result of a failed check, or of a call that the engine could not be reached for."""
+        """Takes the result of a failed check, or of a call that could not reach the engine."""
+        self._checked = True
         self._bad_in_a_row += 1
         self._good_in_a_row = 0
         if self._bad_in_a_row >= self._settings.unhealthy_after or not self._healthy:
             self._healthy, self._fault = False, reason
 
+    def saw_refusal(self, reason: str) -> None:
+        """Takes the engine's own word that it does not serve: no hysteresis."""
+        self._checked, self._healthy, self._fault = True, False, reason
+        self._good_in_a_row = 0
+
     def obstacle(self, minimum: common_pb2.PolicyVersion | None) -> str:
         """Why it may not get a new request; empty when it may."""
-        if self.draining:
-            return "draining"
+        return "draining" if self.draining else self.fault(minimum)
+
+    def fault(self, minimum: common_pb2.PolicyVersion | None) -> str:
+        """Why it cannot answer a request, draining or not; empty when it can."""
         if not self._healthy:
             return self._fault
-        state = self.status.state if self.status is not None else rollout_pb2.ENGINE_STATE_UNSPECIFIED
+        state = self.status.state
         if state not in _TAKES_REQUESTS:
-            return f"{rollout_pb2.EngineState.Name(state)} {self.status.reason if self.status else ''}".strip()
+            name = rollout_pb2.EngineState.Name(state).removeprefix("ENGINE_STATE_")
+            return f"{name}: {self.status.reason}" if self.status.reason else name
         if minimum is not None:
             has = self.status.HasField("version")
             if not has or not satisfies(self.status.version, minimum):
                 return f"at version {show(self.status.version) if has else 'none'}, needs {show(minimum)}"
         return ""
-
-    @property
-    def serving(self) -> bool:
-        """Whether it generates right now, at its last check."""
-        return self.status is not None and self.status.state == rollout_pb2.ENGINE_STATE_SERVING
 
     def entry(self, minimum: common_pb2.PolicyVersion | None, now: float) -> pb.EngineEntry:
         """The engine as the contract shows it."""

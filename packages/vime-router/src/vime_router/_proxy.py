@@ -6,24 +6,27 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 
 import grpc
 import grpc.aio
+from grpc_status import rpc_status
 
-from vime_proto.errors import StatusError, describe
+from vime_proto.errors import ContractError, StatusError, describe, to_status
 from vime_proto.rollout.v1 import rollout_pb2 as pb
-from vime_proto.rollout.v1 import rollout_pb2_grpc
-from vime_router._engines import Engines
+from vime_proto.sample.v1 import sample_pb2
+from vime_router._engines import SERVICE, Connection, Engines
 from vime_router._fleet import Fleet
 from vime_router._member import Member
 from vime_router._metrics import Metrics
+from vime_router._queue import Queue
 from vime_router._request import Request, read_request
 from vime_router.settings import RouterSettings
 
 log = logging.getLogger(__name__)
-SERVICE = "vime.rollout.v1.RolloutService"
 _REMEMBERED = 100_000
-_POLL_SECONDS = 0.25
+# Codes by which an engine says that it, and not the request, is at fault.
+_ENGINE_FAULTS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS}
 
 
 class Proxy:
@@ -33,48 +36,46 @@ class Proxy:
     id goes to the same engine while that lives, so that its answer is replayed and not generated twice.
     """
 
-    def __init__(self, fleet: Fleet, engines: Engines, settings: RouterSettings, metrics: Metrics):
-        self._fleet, self._engines, self._settings, self._metrics = fleet, engines, settings, metrics
-        self._homes: OrderedDict[str, str] = OrderedDict()
-        self.queued = 0
+    def __init__(self, fleet: Fleet, engines: Engines, queue: Queue, settings: RouterSettings, metrics: Metrics):
+        self._fleet, self._engines, self._queue = fleet, engines, queue
+        self._settings, self._metrics = settings, metrics
+        self._homes: OrderedDict[str, Member] = OrderedDict()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The service's handlers."""
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                "Generate": grpc.unary_stream_rpc_method_handler(self.generate),
-                "Score": grpc.unary_unary_rpc_method_handler(self.score),
-                "Abort": grpc.unary_unary_rpc_method_handler(self.abort),
-                "GetModelInfo": grpc.unary_unary_rpc_method_handler(self.model_info),
+                "Generate": grpc.unary_stream_rpc_method_handler(_answering(self.generate)),
+                "Score": grpc.unary_unary_rpc_method_handler(_answering(self.score)),
+                "Abort": grpc.unary_unary_rpc_method_handler(_answering(self.abort)),
+                "GetModelInfo": grpc.unary_unary_rpc_method_handler(_answering(self.model_info)),
             },
         )
 
-    async def generate(self, message: bytes, context: grpc.aio.ServicerContext):
+    async def generate(self, message: bytes, context: grpc.aio.ServicerContext) -> None:
         """Streams one continuation."""
         request = read_request(context.invocation_metadata(), message)
-        avoid: set[str] = set()
-        for attempt in range(1, self._settings.max_attempts + 1):
-            member = await self._choose(request, avoid)
-            sent = 0
-            with self._on(member, request):
-                channel = self._engines.channel(member.engine_id)
-                call = channel.unary_stream(f"/{SERVICE}/Generate")(message, metadata=request.metadata)
-                try:
-                    async for answer in call:
-                        sent += 1
-                        yield answer
-                    return
-                except grpc.RpcError as error:
-                    await self._failed(member, error, request, context, sent, attempt)
-                    avoid.add(member.engine_id)
-                except asyncio.CancelledError:
-                    # Closing an engine's channel cancels its calls as a caller's cancellation does: tell them apart.
-                    if self._is_gone(member):
-                        raise _gone(member) from None
-                    raise
-                finally:
+        sent = 0
+
+        async def stream(connection: Connection, member: Member) -> None:
+            nonlocal sent
+            metadata = request.metadata + self._engines.credentials
+            call = connection.generate(message, timeout=context.time_remaining(), metadata=metadata)
+            try:
+                while (answer := await call.read()) is not grpc.aio.EOF:
+                    sent += 1
+                    member.messages += 1
+                    await context.write(answer)
+            finally:
+                # The caller may be gone: then the engine must not go on.
+                if not call.done():
                     call.cancel()
+
+        aborted = await self._place(request, context, stream, lambda: sent)
+        if aborted is _ABORTED:
+            ended = pb.GenerateResponse(request_id=request.request_id, finish_reason=sample_pb2.FINISH_REASON_ABORT)
+            await context.write(ended.SerializeToString())
 
     async def score(self, message: bytes, context: grpc.aio.ServicerContext) -> bytes:
         """Scores given tokens."""
@@ -85,75 +86,91 @@ class Proxy:
         return await self._unary("GetModelInfo", message, context)
 
     async def abort(self, message: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        """Ends requests early on every engine. An engine that cannot be reached has none that could go on."""
+        """Ends requests early, on every engine and in the queue. An engine that does not answer has none that could go on."""
         wanted = pb.AbortRequest.FromString(message)
 
         async def one(member: Member) -> list[str]:
-            stub = rollout_pb2_grpc.RolloutServiceStub(self._engines.channel(member.engine_id))
+            connection = self._engines.of(member)
+            if connection is None:
+                return []
             try:
-                return list((await stub.Abort(wanted, timeout=self._settings.health.timeout_seconds)).aborted)
+                return list((await self._ask_abort(connection, wanted, self._settings.health.timeout_seconds)).aborted)
             except grpc.RpcError as error:
                 log.warning("abort did not reach engine %s: %s", member.engine_id, describe(error))
-                self._engines.check_soon(member.engine_id)
+                self._engines.check_soon(member)
                 return []
 
+        queued = self._queue.abort(wanted.request_ids)
         found = await asyncio.gather(*(one(member) for member in list(self._fleet.members.values())))
-        return pb.AbortResponse(aborted=sorted({name for names in found for name in names})).SerializeToString()
+        names = {name for names in (queued, *found) for name in names if name}
+        return pb.AbortResponse(aborted=sorted(names)).SerializeToString()
 
     async def _unary(self, method: str, message: bytes, context: grpc.aio.ServicerContext) -> bytes:
         # GetModelInfo has no id, and all engines serve one model: no home for it.
         request = read_request(context.invocation_metadata(), message if method == "Score" else b"")
+
+        async def ask(connection: Connection, member: Member) -> bytes:
+            answer = await connection.unary[method](
+                message, timeout=context.time_remaining(), metadata=request.metadata + self._engines.credentials
+            )
+            member.messages += 1
+            return answer
+
+        answer = await self._place(request, context, ask, lambda: 0)
+        if answer is _ABORTED:
+            raise StatusError(grpc.StatusCode.CANCELLED, f"request {request.request_id!r} was aborted while it waited")
+        return answer
+
+    async def _place(
+        self,
+        request: Request,
+        context: grpc.aio.ServicerContext,
+        run: Callable[[Connection, Member], Awaitable],
+        sent: Callable[[], int],
+    ):
+        """Runs a call on an engine, and on another one as long as nothing was sent to the caller."""
         avoid: set[str] = set()
-        attempt = 0
+        failures = 0
         while True:
-            attempt += 1
             member = await self._choose(request, avoid)
+            if member is None:
+                return _ABORTED
+            connection = self._engines.of(member)
+            if connection is None:
+                raise _ended(member)
             with self._on(member, request):
                 try:
-                    channel = self._engines.channel(member.engine_id)
-                    return await channel.unary_unary(f"/{SERVICE}/{method}")(message, metadata=request.metadata)
+                    return await run(connection, member)
                 except grpc.RpcError as error:
-                    await self._failed(member, error, request, context, 0, attempt)
-                    avoid.add(member.engine_id)
+                    failed = error
+                except asyncio.CancelledError:
+                    # Closing an engine's channel ends its calls like a cancelled caller: only the latter cancels us.
+                    if asyncio.current_task().cancelling():
+                        raise
+                    raise _ended(member) from None
+            failures += await self._failed(member, failed, request, context, sent(), failures)
+            avoid.add(member.engine_id)
 
-    async def _choose(self, request: Request, avoid: set[str]) -> Member:
-        """An engine, after a wait if there is none.
+    async def _choose(self, request: Request, avoid: set[str]) -> Member | None:
+        """An engine, after a wait if there is none; None when the request was aborted in the queue."""
 
-        Raises:
-            StatusError: UNAVAILABLE, when there is none within the queue's time-out; the text says why.
-        """
-        home = self._fleet.members.get(self._homes.get(request.request_id, ""))
-        if home is not None and home.engine_id not in avoid and not home.obstacle(request.minimum_version):
-            return home
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._settings.queue_timeout_seconds
-        self.queued += 1
-        try:
-            while True:
-                member = self._fleet.choose(request.estimated_tokens, request.minimum_version, avoid)
-                if member is not None:
-                    self._remember(request.request_id, member.engine_id)
-                    return member
-                left = deadline - loop.time()
-                if left <= 0:
-                    raise StatusError(
-                        grpc.StatusCode.UNAVAILABLE,
-                        f"no engine took the request within {self._settings.queue_timeout_seconds:g} s: "
-                        f"{self._fleet.obstacles(request.minimum_version)}",
-                        retry_after=1.0,
-                    )
-                for engine_id in self._fleet.members:
-                    self._engines.check_soon(engine_id)
-                await self._fleet.changed(min(left, _POLL_SECONDS))
-        finally:
-            self.queued -= 1
+        def pick() -> Member | None:
+            home = self._homes.get(request.request_id)
+            if home is not None and home.engine_id not in avoid and self._fleet.members.get(home.engine_id) is home:
+                # A repetition is nothing new to a draining engine, nor to one below the fleet's minimum version.
+                if not home.fault(request.minimum_version):
+                    return home
+            return self._fleet.choose(request.estimated_tokens, request.minimum_version, avoid)
 
-    def _remember(self, request_id: str, engine_id: str) -> None:
-        if request_id:
-            self._homes[request_id] = engine_id
-            self._homes.move_to_end(request_id)
+        member = pick()
+        if member is None:
+            member = await self._queue.wait(request, pick)
+        if member is not None and request.request_id:
+            self._homes[request.request_id] = member
+            self._homes.move_to_end(request.request_id)
             if len(self._homes) > _REMEMBERED:
                 self._homes.popitem(last=False)
+        return member
 
     @contextlib.contextmanager
     def _on(self, member: Member, request: Request):
@@ -166,44 +183,90 @@ class Proxy:
         finally:
             member.outstanding_requests -= 1
             member.outstanding_tokens -= request.estimated_tokens
-            if member.draining and not member.outstanding_requests:
-                self._engines.check_soon(member.engine_id)
+            if member.idle and self._fleet.members.get(member.engine_id) is not member:
+                self._engines.settled(member)
+            elif member.draining:
+                self._fleet.sweep()
 
-    def _is_gone(self, member: Member) -> bool:
-        return self._fleet.members.get(member.engine_id) is not member
-
-    async def _failed(self, member, error: grpc.RpcError, request: Request, context, sent: int, attempt: int) -> None:
-        """Returns when another engine may be tried; ends the call otherwise."""
-        if error.code() is grpc.StatusCode.UNAVAILABLE:
-            member.failures_total += 1
-            self._metrics.failures.labels(member.engine_id).inc()
-            self._engines.check_soon(member.engine_id)
-            if self._is_gone(member):
-                raise _gone(member)
-            if sent:
-                raise StatusError(
-                    grpc.StatusCode.UNAVAILABLE,
-                    f"engine {member.engine_id} was lost after {sent} messages of request {request.request_id!r}: "
-                    f"{error.details()}",
-                )
+    async def _failed(
+        self, member: Member, error: grpc.RpcError, request: Request, context, sent: int, failures: int
+    ) -> int:
+        """Returns how many failures this was when another engine may be tried; ends the call otherwise."""
+        if member.gone:
+            raise _ended(member)
+        code = error.code()
+        # A server that stops ends its calls with CANCELLED, as an engine ends an aborted one.
+        lost = code is grpc.StatusCode.UNAVAILABLE or (
+            code is grpc.StatusCode.CANCELLED and not await self._engines.check(member)
+        )
+        if not lost:
+            if code in _ENGINE_FAULTS:
+                self._count_failure(member)
+            await context.abort(code, error.details() or "", tuple(error.trailing_metadata() or ()))
+        if sent:
+            self._count_failure(member)
             member.saw_bad(describe(error))
-            if attempt < self._settings.max_attempts:
-                self._metrics.retries.inc()
-                await self._abort_on(member, request)
-                return
-        if error.code() is grpc.StatusCode.CANCELLED and self._is_gone(member):
-            raise _gone(member)
-        await context.abort(error.code(), error.details() or "", tuple(error.trailing_metadata() or ()))
+            self._engines.check_soon(member)
+            raise StatusError(
+                grpc.StatusCode.UNAVAILABLE,
+                f"engine {member.engine_id} was lost after {sent} messages of request {request.request_id!r}: "
+                f"{error.details()}",
+            )
+        # Asleep, stale or starting engines answer the same code as lost ones: ask which it is.
+        if await self._engines.check(member) and member.fault(None):
+            return 0
+        self._count_failure(member)
+        member.saw_bad(describe(error))
+        if failures + 1 >= self._settings.max_attempts:
+            raise StatusError(
+                grpc.StatusCode.UNAVAILABLE,
+                f"{failures + 1} attempts failed, the last on engine {member.engine_id}: {error.details()}",
+            )
+        self._metrics.retries.inc()
+        await self._abort_on(member, request)
+        if self._fleet.choose(request.estimated_tokens, request.minimum_version, {member.engine_id}) is member:
+            # There is no other engine: give this one a moment.
+            await asyncio.sleep(self._settings.health.queued_interval_seconds)
+        return 1
+
+    def _count_failure(self, member: Member) -> None:
+        member.failures_total += 1
+        self._metrics.failures.labels(member.engine_id).inc()
 
     async def _abort_on(self, member: Member, request: Request) -> None:
-        if not request.request_id or self._is_gone(member):
+        connection = self._engines.of(member)
+        if not request.request_id or connection is None:
             return
-        stub = rollout_pb2_grpc.RolloutServiceStub(self._engines.channel(member.engine_id))
         try:
-            await stub.Abort(pb.AbortRequest(request_ids=[request.request_id]), timeout=1.0)
+            await self._ask_abort(connection, pb.AbortRequest(request_ids=[request.request_id]), 1.0)
         except grpc.RpcError as error:
             log.info("engine %s cannot be asked to abort: %s", member.engine_id, describe(error))
 
+    def _ask_abort(
+        self, connection: Connection, wanted: pb.AbortRequest, timeout: float
+    ) -> Awaitable[pb.AbortResponse]:
+        return connection.abort(wanted, timeout=timeout, metadata=self._engines.credentials)
 
-def _gone(member: Member) -> StatusError:
-    return StatusError(grpc.StatusCode.UNAVAILABLE, f"engine {member.engine_id} was removed from the fleet")
+
+class _Aborted:
+    """Stands for the answer of a request that was aborted before it reached an engine."""
+
+
+_ABORTED = _Aborted()
+
+
+def _ended(member: Member) -> StatusError:
+    why = "was removed from the fleet" if member.gone else "was disconnected"
+    return StatusError(grpc.StatusCode.UNAVAILABLE, f"engine {member.engine_id} {why}")
+
+
+def _answering(method):
+    """Renders errors of a handler. Coroutines that write are not rendered by the server's own interceptor."""
+
+    async def handle(message: bytes, context: grpc.aio.ServicerContext):
+        try:
+            return await method(message, context)
+        except (ContractError, StatusError) as error:
+            await context.abort_with_status(rpc_status.to_status(to_status(error)))
+
+    return handle

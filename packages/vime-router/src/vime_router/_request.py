@@ -10,14 +10,12 @@ from vime_proto.common.v1 import common_pb2
 from vime_proto.errors import ContractError
 from vime_proto.version import parse
 
-_PASSED_ON = {
-    keys.SESSION, keys.REQUEST_ID, keys.TENANT, keys.PRIORITY, keys.ESTIMATED_TOKENS, keys.MINIMUM_VERSION, keys.PREFIX_HASHES,
-    "traceparent", "tracestate",
-}  # fmt: skip
+# Belongs to the caller's connection or to gRPC itself, hence not to the engine's call.
+_OWN = {keys.AUTHORIZATION, "user-agent", "content-type", "te", "host", "accept-encoding"}
 _FIRST_FIELD_TEXT = 0x0A
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Request:
     """One Generate or Score call.
 
@@ -31,25 +29,28 @@ class Request:
     request_id: str
     estimated_tokens: int
     minimum_version: common_pb2.PolicyVersion | None
-    metadata: tuple[tuple[str, str], ...]
+    metadata: tuple[tuple[str, str | bytes], ...]
 
 
-def read_request(metadata: Iterable[tuple[str, str]] | None, message: bytes) -> Request:
+def read_request(metadata: Iterable[tuple[str, str | bytes]] | None, message: bytes) -> Request:
     """Reads a call's metadata; without a request id there, the message's first field.
 
     Raises:
         ContractError: a metadata value of another form, naming the key.
     """
-    given = {key: value for key, value in metadata or () if key in _PASSED_ON}
-    tokens = given.get(keys.ESTIMATED_TOKENS, "0")
-    if not tokens.isdigit():
+    passed = tuple(
+        (key, value) for key, value in metadata or () if key not in _OWN and not key.startswith(("grpc-", ":"))
+    )
+    given = dict(passed)
+    tokens = str(given.get(keys.ESTIMATED_TOKENS, "0"))
+    if not (tokens.isascii() and tokens.isdigit() and len(tokens) < 16):
         raise ContractError(keys.ESTIMATED_TOKENS, f"must be a decimal integer, got {tokens!r}")
     minimum = given.get(keys.MINIMUM_VERSION)
     return Request(
-        request_id=given.get(keys.REQUEST_ID) or _first_field(message),
+        request_id=str(given.get(keys.REQUEST_ID, "")) or _first_field(message),
         estimated_tokens=int(tokens),
-        minimum_version=parse(minimum) if minimum else None,
-        metadata=tuple(given.items()),
+        minimum_version=parse(str(minimum)) if minimum else None,
+        metadata=passed,
     )
 
 

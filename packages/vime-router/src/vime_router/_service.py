@@ -10,14 +10,14 @@ from vime_proto.router.v1 import router_pb2_grpc
 from vime_proto.validate import validate_engine_change, validate_minimum_version, validate_register_engine
 from vime_router._engines import Engines
 from vime_router._fleet import Fleet
-from vime_router._proxy import Proxy
+from vime_router._queue import Queue
 
 
 class RouterService(router_pb2_grpc.RouterServiceServicer):
     """Registration, drain, removal, minimum version."""
 
-    def __init__(self, fleet: Fleet, engines: Engines, proxy: Proxy, policy: str):
-        self._fleet, self._engines, self._proxy, self._policy = fleet, engines, proxy, policy
+    def __init__(self, fleet: Fleet, engines: Engines, queue: Queue, policy: str):
+        self._fleet, self._engines, self._queue, self._policy = fleet, engines, queue, policy
         self._log = RequestLog()
 
     async def RegisterEngine(self, request, context):
@@ -36,7 +36,6 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
         async def deregister():
             self._fleet.remove(request.engine_id)
-            await self._engines.remove(request.engine_id)
             return pb.DeregisterEngineResponse()
 
         return await self._log.run(request.request_id, request, deregister)
@@ -45,12 +44,9 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         validate_engine_change(request)
 
         async def drain():
-            member = self._fleet.get(request.engine_id)
-            member.draining = not request.undo
-            member.remove_when_idle = request.then_remove and not request.undo
+            member = self._fleet.drain(request.engine_id, request.then_remove, request.undo)
             entry = self._entry(member)
-            self._fleet.touch()
-            self._engines.check_soon(request.engine_id)
+            self._fleet.sweep()
             return pb.DrainEngineResponse(engine=entry)
 
         return await self._log.run(request.request_id, request, drain)
@@ -58,15 +54,14 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     async def ListEngines(self, request, context):
         if request.refresh:
             await self._engines.refresh()
-        for engine_id in self._fleet.drop_expired():
-            await self._engines.remove(engine_id)
+        self._fleet.sweep()
         chosen = [
             self._entry(self._fleet.members[engine_id])
             for engine_id in sorted(self._fleet.members)
             if request.labels.items() <= self._fleet.members[engine_id].labels.items()
         ]
         return pb.ListEnginesResponse(
-            engines=chosen, policy=self._policy, minimum_version=self._fleet.minimum_version, queued=self._proxy.queued
+            engines=chosen, policy=self._policy, minimum_version=self._fleet.minimum_version, queued=len(self._queue)
         )
 
     async def SetMinimumVersion(self, request, context):
@@ -74,8 +69,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
         async def set_minimum():
             self._fleet.minimum_version = request.version if request.HasField("version") else None
-            await self._engines.refresh()
-            self._fleet.touch()
+            self._engines.check_soon()
             return pb.SetMinimumVersionResponse()
 
         return await self._log.run(request.request_id, request, set_minimum)

@@ -6,12 +6,13 @@ import asyncio
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import grpc
 from pydantic import Field
 
 from vime_proto.channel import open_channel
-from vime_proto.errors import describe, nearest
+from vime_proto.errors import StatusError, describe, nearest
 from vime_proto.process import exit_with_parent, until_stopped, write_address_file
 from vime_proto.router.v1 import router_pb2 as pb
 from vime_proto.router.v1 import router_pb2_grpc
@@ -25,6 +26,8 @@ class ListSettings(Settings):
     """Which router to ask."""
 
     address: str = Field(description="host:port of the router")
+    token_file: str | None = Field(None, description="file with the bearer token that the router asks for")
+    tls_ca: str | None = Field(None, description="PEM file of the authority that signed the router's certificate")
     refresh: bool = Field(False, description="ask the engines now instead of showing the last check")
 
 
@@ -37,10 +40,13 @@ async def _serve(settings: RouterSettings) -> None:
 
 
 async def _list(settings: ListSettings) -> None:
-    async with open_channel(settings.address) as channel:
+    token = Path(settings.token_file).read_text().strip() if settings.token_file else None
+    async with open_channel(settings.address, token=token, tls_ca=settings.tls_ca) as channel:
         stub = router_pb2_grpc.RouterServiceStub(channel)
         fleet = await stub.ListEngines(pb.ListEnginesRequest(refresh=settings.refresh), timeout=30)
-    print(f"policy {fleet.policy}, {fleet.queued} queued")
+    bound = f", minimum version {show(fleet.minimum_version)}" if fleet.HasField("minimum_version") else ""
+    print(f"policy {fleet.policy}, {fleet.queued} queued{bound}")
+    print("engine\taddress\thealth\tversion\trequests\treason")
     for engine in fleet.engines:
         version = show(engine.status.version) if engine.status.HasField("version") else "-"
         health = pb.EngineHealth.Name(engine.health).removeprefix("ENGINE_HEALTH_").lower()
@@ -64,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         exit_with_parent()
     try:
         asyncio.run(run(settings))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, StatusError) as error:
         print(f"vime-router: {error}", file=sys.stderr)
         return 1
     except grpc.RpcError as error:

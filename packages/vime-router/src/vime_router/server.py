@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator
 
 import prometheus_client
 
+from vime_proto.channel import split_address
 from vime_proto.router.v1 import router_pb2_grpc
 from vime_proto.server import RunningServer, ServerInfo, start_server
-from vime_router._engines import Engines
+from vime_router._engines import SERVICE, Engines
 from vime_router._fleet import Fleet
-from vime_router._metrics import Metrics
-from vime_router._proxy import SERVICE, Proxy
+from vime_router._metrics import FleetCollector, Metrics
+from vime_router._proxy import Proxy
+from vime_router._queue import Queue
 from vime_router._service import RouterService
 from vime_router.policies import make_policy
 from vime_router.settings import RouterSettings
@@ -33,8 +35,11 @@ async def serve(settings: RouterSettings) -> AsyncIterator[RunningServer]:
     metrics = Metrics()
     fleet = Fleet(make_policy(settings.policy, random.Random(settings.seed)), settings.health, time.monotonic)
     engines = Engines(fleet, settings)
-    proxy = Proxy(fleet, engines, settings, metrics)
-    service = RouterService(fleet, engines, proxy, settings.policy)
+    queue = Queue(fleet, settings.queue_timeout_seconds, settings.queue_limit, engines.check_soon)
+    engines.hurry = lambda: len(queue) > 0
+    metrics.registry.register(FleetCollector(fleet, queue))
+    proxy = Proxy(fleet, engines, queue, settings, metrics)
+    service = RouterService(fleet, engines, queue, settings.policy)
     server = await start_server(
         [(router_pb2_grpc.add_RouterServiceServicer_to_server, service, "vime.router.v1.RouterService")],
         ServerInfo(package="vime-router", package_version=vime_router.__version__, role="router"),
@@ -44,11 +49,12 @@ async def serve(settings: RouterSettings) -> AsyncIterator[RunningServer]:
     )
     exporter = None
     try:
+        engines.start()
         for engine in settings.engines:
             engines.add(fleet.register(engine.id, engine.address, {}, None))
         if settings.metrics_port is not None:
             exporter, _ = prometheus_client.start_http_server(
-                settings.metrics_port, addr="127.0.0.1", registry=metrics.registry
+                settings.metrics_port, addr=split_address(settings.server.address)[0], registry=metrics.registry
             )
         await server.set_serving(True)
         yield server
