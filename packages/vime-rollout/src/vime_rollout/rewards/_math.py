@@ -15,6 +15,7 @@ _TOWER = re.compile(r"(?:\^|\*\*)\s*[{(]?\s*[\w.]+\s*(?:\^|\*\*)")
 _SPELLING = (
     (re.compile(r"\\(?:fbox|boxed)(?![a-zA-Z])"), r"\\boxed"),
     (re.compile(r"\\(?:[dtc]frac|df|tf)(?![a-zA-Z])"), r"\\frac"),
+    (re.compile(r"\\varnothing(?![a-zA-Z])"), r"\\emptyset"),
     (re.compile(r"(\d)\{,\}(\d{3})"), r"\1,\2"),
 )
 

@@ -139,10 +139,13 @@ class Generator:
             try:
                 while (delta := await call.read()) is not grpc.aio.EOF:
                     deltas[0].add(delta)
-                    if delta.finish_reason:
-                        return
+                # Read to the end: a call that is cancelled after its last message looks like one that was abandoned.
+                if deltas[0].finish_reason:
+                    return
                 raise RolloutError("generate", f"request {request.request_id!r} ended without a finish reason", True)
             except grpc.aio.AioRpcError as error:
+                if deltas[0].finish_reason:
+                    return
                 status = from_rpc_error(error)
                 limit = end
                 if status.code is grpc.StatusCode.FAILED_PRECONDITION and request.HasField("minimum_version"):

@@ -108,7 +108,6 @@ class Preparer:
             sampling = overlay(self._sampling, prompt.sampling, lease.sampling)
             check_sampling(sampling, evaluation=lease.purpose == buffer_pb2.LEASE_PURPOSE_EVALUATE)
             ids, text, messages = self._render(prompt)
-            self._check(ids)
         except ContractError as error:
             raise RolloutError("prompt", f"prompt {prompt.prompt_id!r}: {error}", False) from error
         return Prepared(lease, ids, text, messages, sampling, self._seed)
@@ -116,9 +115,9 @@ class Preparer:
     def _render(self, prompt: pb.Prompt) -> tuple[np.ndarray, str, tuple[dict[str, Any], ...] | None]:
         kind = prompt.WhichOneof("input")
         if kind == "text":
-            return self._encode(prompt.text), prompt.text, None
+            return self._checked(self._encode(prompt.text)), prompt.text, None
         if kind == "token_ids":
-            ids = to_numpy(prompt.token_ids, "prompt.token_ids", INT32, (None,))
+            ids = self._checked(to_numpy(prompt.token_ids, "prompt.token_ids", INT32, (None,)))
             return ids, self._tokenizer.decode([ids], skip_special_tokens=False)[0], None
         if kind is None:
             raise ContractError("prompt.input", "one of text, messages_json, token_ids must be set")
@@ -129,9 +128,9 @@ class Preparer:
         if not (isinstance(messages, list) and messages and all(isinstance(one, dict) for one in messages)):
             raise ContractError("prompt.messages_json", "must be a JSON array of messages")
         text = self._tokenizer.render(messages)
-        return self._tokenizer.encode(text), text, tuple(messages)
+        return self._checked(self._tokenizer.encode(text)), text, tuple(messages)
 
-    def _check(self, ids: np.ndarray) -> None:
+    def _checked(self, ids: np.ndarray) -> np.ndarray:
         if not len(ids):
             raise ContractError("prompt", "has no tokens")
         if self._vocab_size is not None and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocab_size:
@@ -142,3 +141,4 @@ class Preparer:
             raise ContractError(
                 "prompt", f"has {len(ids)} tokens, and the model takes {self._max_model_len} with the response"
             )
+        return ids

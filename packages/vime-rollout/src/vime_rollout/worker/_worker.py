@@ -89,7 +89,10 @@ class Worker:
 
     def _begin(self, lease: buffer_pb2.PromptLease) -> None:
         run = self._start_group(lease)
-        self._ttl = min(self._ttl, lease.ttl_seconds) if lease.ttl_seconds > 0 else self._ttl
+        if 0 < lease.ttl_seconds < self._ttl:
+            # The renewal under way waits by the longer time: it must not come too late for this lease.
+            self._ttl = lease.ttl_seconds
+            self._renew_now.set()
         task = asyncio.create_task(self._work(run))
         self._runs[lease.lease_id] = run, task
         self.counters["groups_leased"] += 1
