@@ -72,7 +72,8 @@ class ControlClient(RolloutClient):
                 config.file.root_uri = Path(root).as_uri()
             else:
                 config.shm.root = root
-        self.or_skip(f"transport {kind} (--{kind}-root)", lambda: self.call("InitTransport", pb.InitTransportRequest, config=config))
+        call = lambda: self.call("InitTransport", pb.InitTransportRequest, config=config)  # noqa: E731
+        self.or_skip(f"transport {kind} (--{kind}-root)", call)
         return config.transport_id
 
     # Updates --------------------------------------------------------------------------------------------------

@@ -8,12 +8,14 @@ import grpc
 import numpy as np
 import pytest
 
+from vime_proto import metadata
 from vime_proto.conformance._calls import new_id
 from vime_proto.fakes import build
 from vime_proto.rollout.v1 import rollout_pb2 as pb
 from vime_proto.rollout.v1 import rollout_pb2_grpc
 from vime_proto.tensor import to_numpy
 from vime_proto.validate import validate_generate_response
+from vime_proto.version import show
 
 CANNOT = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT)
 
@@ -46,6 +48,19 @@ class Answer:
         assert self.last.finish_reason, "the last message states why it ended"
         assert not any(message.finish_reason for message in self.messages[:-1])
         assert len(self.tokens) == len(self.logprobs) <= request.sampling.max_new_tokens
+
+
+def call_metadata(request: pb.GenerateRequest) -> list[tuple[str, str]]:
+    """What a router may read of a request without decoding it."""
+    tokens = sum(request.prompt_token_ids.shape[:1]) + request.sampling.max_new_tokens
+    pairs = [
+        (metadata.REQUEST_ID, request.request_id),
+        (metadata.ESTIMATED_TOKENS, str(tokens)),
+        (metadata.SESSION, request.session_id),
+    ]
+    if request.minimum_version.HasField("number"):
+        pairs.append((metadata.MINIMUM_VERSION, show(request.minimum_version)))
+    return [(key, value) for key, value in pairs if value]
 
 
 class RolloutClient:
@@ -81,7 +96,7 @@ class RolloutClient:
 
     def start(self, request: pb.GenerateRequest):
         """The open stream."""
-        return self.stub.Generate(request, timeout=self.timeout)
+        return self.stub.Generate(request, timeout=self.timeout, metadata=call_metadata(request))
 
     def generate(self, request: pb.GenerateRequest | None = None, **fields) -> Answer:
         """A whole, checked answer."""

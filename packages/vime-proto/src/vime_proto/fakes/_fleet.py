@@ -105,6 +105,11 @@ class Fleet:
             answer = await stub.GetStatus(rollout_pb2.GetStatusRequest(), timeout=2.0)
         except grpc.RpcError as error:
             member.reason = f"{error.code().name}: {error.details()}"
+        except (asyncio.CancelledError, grpc.aio.UsageError):
+            # The channel was closed under the call: the engine was removed meanwhile.
+            if self.members.get(member.engine_id) is member:
+                raise
+            return
         else:
             member.status, member.reason = answer.status, ""
         async with self.changed:

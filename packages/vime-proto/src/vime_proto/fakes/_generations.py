@@ -94,6 +94,8 @@ class Generations:
             await self._generate(one)
         except StatusError as error:
             one.error = error
+        except asyncio.CancelledError:
+            one.error = StatusError(grpc.StatusCode.UNAVAILABLE, f"engine {self._engine.engine_id!r} is stopping")
         finally:
             one.done, one.stepping = True, False
             one.wake()

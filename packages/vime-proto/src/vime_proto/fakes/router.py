@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
+from collections.abc import Mapping
 
 import grpc
 
@@ -21,14 +22,16 @@ _REMEMBERED = 10_000
 
 
 class FakeRouter(router_pb2_grpc.RouterServiceServicer, rollout_pb2_grpc.RolloutServiceServicer):
-    """A router without engines; they register.
+    """A router; engines register, or are given.
 
     Args:
+        engines: addresses by engine id.
         check_seconds: between two looks at every engine.
     """
 
-    def __init__(self, check_seconds: float = 0.05):
+    def __init__(self, engines: Mapping[str, str] | None = None, check_seconds: float = 0.05):
         self.fleet = Fleet()
+        self._given = dict(engines or {})
         self._check_seconds = check_seconds
         self._log = RequestLog()
         self._owner: OrderedDict[str, str] = OrderedDict()
@@ -36,6 +39,8 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer, rollout_pb2_grpc.Rollout
 
     async def start(self) -> None:
         """Starts to look at engines."""
+        for engine_id, address in self._given.items():
+            await self.fleet.register(pb.RegisterEngineRequest(engine_id=engine_id, address=address))
         self._watch = asyncio.create_task(self._look())
 
     async def stop(self) -> None:
