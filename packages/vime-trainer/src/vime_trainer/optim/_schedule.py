@@ -41,8 +41,5 @@ def learning_rate(settings: OptimizerSettings, update: int, total: int | None) -
         return peak
     start = warmup if settings.schedule != "wsd" else total - settings.decay_updates
     progress = min(1.0, max(0.0, (update - start) / max(1, total - start)))
-    if settings.schedule == "cosine":
-        share = (1.0 + math.cos(math.pi * progress)) / 2.0
-    else:
-        share = 1.0 - progress
+    share = (1.0 + math.cos(math.pi * progress)) / 2.0 if settings.schedule == "cosine" else 1.0 - progress
     return peak * (settings.minimum_ratio + (1.0 - settings.minimum_ratio) * share)

@@ -1,0 +1,50 @@
+"""Tiny random models, made by transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+
+def tiny_config(kind: str):
+    """A transformers config: qwen3, qwen3_tied or qwen3_moe."""
+    from transformers import Qwen3Config, Qwen3MoeConfig
+
+    common = {
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "intermediate_size": 96,
+        "vocab_size": 61,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.1,
+        "tie_word_embeddings": kind == "qwen3_tied",
+    }
+    if kind != "qwen3_moe":
+        return Qwen3Config(**common)
+    return Qwen3MoeConfig(
+        **common,
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
+        norm_topk_prob=True,
+        mlp_only_layers=[1],
+    )
+
+
+def make_folder(kind: str, folder: Path) -> Path:
+    """Writes a random model with norm weights that are not 1, so that a mixed-up norm shows."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(tiny_config(kind))
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            if param.dim() == 1:
+                param.copy_(1.0 + 0.2 * torch.randn(param.shape))
+            assert "bias" not in name
+    model.save_pretrained(folder)
+    return folder
