@@ -62,36 +62,37 @@ def _credentials(tls_ca, tls_certificate, tls_key) -> grpc.ChannelCredentials | 
     return grpc.ssl_channel_credentials(read(tls_ca), read(tls_key), read(tls_certificate))
 
 
-class _Token(grpc.aio.UnaryUnaryClientInterceptor, grpc.aio.UnaryStreamClientInterceptor):
+class _Token:
+    """Adds the bearer token. An asyncio channel files each interceptor under one kind of call only, hence four classes."""
+
     def __init__(self, token: str):
         self._bearer = (metadata.AUTHORIZATION, f"Bearer {token}")
 
-    def _details(self, details):
+    async def _pass(self, continuation, details, request):
         given = tuple(details.metadata or ())
-        return grpc.aio.ClientCallDetails(
-            details.method,
-            details.timeout,
-            grpc.aio.Metadata(*given, self._bearer),
-            details.credentials,
-            details.wait_for_ready,
+        marked = grpc.aio.ClientCallDetails(
+            details.method, details.timeout, grpc.aio.Metadata(*given, self._bearer), details.credentials, details.wait_for_ready
         )
-
-    async def intercept_unary_unary(self, continuation, details, request):
-        return await continuation(self._details(details), request)
-
-    async def intercept_unary_stream(self, continuation, details, request):
-        return await continuation(self._details(details), request)
+        return await continuation(marked, request)
 
 
-class _StreamToken(grpc.aio.StreamUnaryClientInterceptor, grpc.aio.StreamStreamClientInterceptor):
-    def __init__(self, token: _Token):
-        self._token = token
+class _UnaryUnaryToken(_Token, grpc.aio.UnaryUnaryClientInterceptor):
+    intercept_unary_unary = _Token._pass
 
-    async def intercept_stream_unary(self, continuation, details, requests):
-        return await continuation(self._token._details(details), requests)
 
-    async def intercept_stream_stream(self, continuation, details, requests):
-        return await continuation(self._token._details(details), requests)
+class _UnaryStreamToken(_Token, grpc.aio.UnaryStreamClientInterceptor):
+    intercept_unary_stream = _Token._pass
+
+
+class _StreamUnaryToken(_Token, grpc.aio.StreamUnaryClientInterceptor):
+    intercept_stream_unary = _Token._pass
+
+
+class _StreamStreamToken(_Token, grpc.aio.StreamStreamClientInterceptor):
+    intercept_stream_stream = _Token._pass
+
+
+_TOKENS = (_UnaryUnaryToken, _UnaryStreamToken, _StreamUnaryToken, _StreamStreamToken)
 
 
 class _SyncToken(
@@ -130,7 +131,7 @@ def open_channel(
     """
     split_address(address)
     credentials = _credentials(tls_ca, tls_certificate, tls_key)
-    interceptors = [(one := _Token(token)), _StreamToken(one)] if token else None
+    interceptors = [kind(token) for kind in _TOKENS] if token else None
     if credentials is None:
         return grpc.aio.insecure_channel(address, _options(max_message_bytes), interceptors=interceptors)
     return grpc.aio.secure_channel(address, credentials, _options(max_message_bytes), interceptors=interceptors)
