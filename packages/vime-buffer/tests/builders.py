@@ -77,9 +77,7 @@ def group(lease: pb.PromptLease, rewards=None, failed: int = 0, **options) -> s.
     return s.Group(
         group_id=lease.prompt.prompt_id,
         prompt=lease.prompt,
-        rollouts=[
-            rollout(f"{key}-{i}", rewards[i % len(rewards)], failed=i < failed, **options) for i in range(size)
-        ],
+        rollouts=[rollout(f"{key}-{i}", rewards[i % len(rewards)], failed=i < failed, **options) for i in range(size)],
     )
 
 

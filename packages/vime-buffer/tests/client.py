@@ -16,6 +16,13 @@ class Client:
         self.channel = open_channel(address)
         self.stub = BufferServiceStub(self.channel)
 
+    @classmethod
+    async def connect(cls, address: str) -> Client:
+        """A client that is connected: its calls are tried once, so none may fail for want of a connection."""
+        client = cls(address)
+        await client.channel.channel_ready()
+        return client
+
     async def close(self):
         await self.channel.close()
 
@@ -99,9 +106,7 @@ class Client:
 
     async def nack(self, batch, **refused):
         return await self.stub.NackBatch(
-            pb.NackBatchRequest(
-                request_id=b.rid(), run_id=self.run, lease_id=batch.lease_id, refused_samples=refused
-            )
+            pb.NackBatchRequest(request_id=b.rid(), run_id=self.run, lease_id=batch.lease_id, refused_samples=refused)
         )
 
     async def rewind(self, batch, ordinal=1, parent=0):
@@ -113,15 +118,11 @@ class Client:
 
     async def checkpoint(self, batch, oldest):
         return await self.stub.ReportCheckpoint(
-            pb.ReportCheckpointRequest(
-                request_id=b.rid(), run_id=self.run, batch=batch, oldest_restorable=oldest
-            )
+            pb.ReportCheckpointRequest(request_id=b.rid(), run_id=self.run, batch=batch, oldest_restorable=oldest)
         )
 
     async def close_run(self, reason="finished"):
-        return await self.stub.CloseRun(
-            pb.CloseRunRequest(request_id=b.rid(), run_id=self.run, reason=reason)
-        )
+        return await self.stub.CloseRun(pb.CloseRunRequest(request_id=b.rid(), run_id=self.run, reason=reason))
 
     async def stats(self):
         return await self.stub.GetStats(pb.GetStatsRequest(run_id=self.run))

@@ -39,7 +39,7 @@ def start(tmp_path, clock):
     async def run(**settings):
         settings.setdefault("database", str(tmp_path / "buffer.db"))
         server = await BufferServer.start(BufferSettings(**settings), clock)
-        client = Client(server.address)
+        client = await Client.connect(server.address)
         client.server = server
         try:
             yield client
@@ -112,7 +112,7 @@ def process(tmp_path):
 
     yield run
     for one in started:
-        one.close() if one.child.returncode is None else None
+        one.close()
 
 
 @contextlib.contextmanager

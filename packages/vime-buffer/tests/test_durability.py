@@ -14,7 +14,7 @@ from vime_proto.buffer.v1 import buffer_pb2 as pb
 
 async def test_everything_survives_a_kill(process, refused):
     first = process("--inline-bytes", "0")
-    client = Client(first.address)
+    client = await Client.connect(first.address)
     await client.open(batch_groups=2, group_size=1, max_staleness=1)
     await client.put(*"abcdef")
     batch = await client.step(1)
@@ -25,7 +25,7 @@ async def test_everything_survives_a_kill(process, refused):
     await client.close()
     first.kill()
 
-    client = Client(process("--inline-bytes", "0").address)
+    client = await Client.connect(process("--inline-bytes", "0").address)
     assert await client.stats() == before
     # A repeated commit is answered as before; a lease of before the kill is still good.
     assert await client.stub.CommitGroup(commit) == answer
@@ -43,7 +43,7 @@ async def test_everything_survives_a_kill(process, refused):
 
 async def test_an_acked_batch_stays_acked_when_the_answer_was_lost(process):
     first = process()
-    client = Client(first.address)
+    client = await Client.connect(first.address)
     await client.open(batch_groups=1, group_size=1)
     await client.put("a", "b")
     await client.commit((await client.lease()).leases[0])
@@ -52,7 +52,7 @@ async def test_an_acked_batch_stays_acked_when_the_answer_was_lost(process):
     assert (await client.stub.AckBatch(request)).trained == 1
     await client.close()
     first.kill()
-    client = Client(process().address)
+    client = await Client.connect(process().address)
     assert (await client.stub.AckBatch(request)).trained == 1
     assert (await client.stats()).batches_trained == 1
     await client.close()
@@ -65,7 +65,7 @@ async def test_repeated_kills_in_the_middle_of_commits_lose_and_double_nothing(p
     names = [f"p{i}" for i in range(12)]
     trained = []
     current = process()
-    client = Client(current.address)
+    client = await Client.connect(current.address)
     await client.open(batch_groups=3, group_size=1, max_staleness=1)
     await client.put(*names)
     for round_number in range(6):
@@ -77,7 +77,7 @@ async def test_repeated_kills_in_the_middle_of_commits_lose_and_double_nothing(p
         assert all(isinstance(one, (pb.CommitGroupResponse, grpc.RpcError)) for one in results)
         await client.close()
         current = process()
-        client = Client(current.address)
+        client = await Client.connect(current.address)
         stats = await client.stats()
         assert stats.groups_committed_total >= sum(isinstance(one, pb.CommitGroupResponse) for one in results)
         batch = await client.batch(incarnation=str(round_number))

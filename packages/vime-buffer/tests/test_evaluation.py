@@ -17,7 +17,9 @@ from vime_proto.version import policy_version
 def evaluated(start, jsonl):
     path = jsonl("held.jsonl", [{"prompt": f"q{i}", "answer": i} for i in range(5)])
     sets = {
-        "held": EvaluationSet(path=path, answer_field="answer", sampling={"temperature": 0, "stop": ["\n"], "max_new_tokens": 8}),
+        "held": EvaluationSet(
+            path=path, answer_field="answer", sampling={"temperature": 0, "stop": ["\n"], "max_new_tokens": 8}
+        ),
         "many": EvaluationSet(path=path, rollouts_per_prompt=4, sampling={"temperature": 0.7, "max_new_tokens": 32}),
     }
     return start(evaluation=sets)
@@ -90,7 +92,11 @@ async def test_sets_keep_their_own_sampling_and_requests_lie_over_it(evaluated):
         assert (held.sampling.temperature, list(held.sampling.stop), held.sampling.max_new_tokens) == (0.0, ["\n"], 8)
         assert (many.sampling.temperature, list(many.sampling.stop), many.sampling.max_new_tokens) == (0.2, [], 32)
         assert many.group_size == 4
-        assert (other.sampling.temperature, list(other.sampling.stop), other.sampling.max_new_tokens) == (0.0, ["END"], 8)
+        assert (other.sampling.temperature, list(other.sampling.stop), other.sampling.max_new_tokens) == (
+            0.0,
+            ["END"],
+            8,
+        )
 
 
 async def test_the_deadline_gives_the_coverage_reached(evaluated, clock, refused):
@@ -163,9 +169,7 @@ async def test_unknown_sets_and_parameters_are_named(evaluated, refused, jsonl):
         with refused(grpc.StatusCode.NOT_FOUND, "'hold'", "did you mean 'held'", "many"):
             await _start(client, "hold")
         with refused(grpc.StatusCode.NOT_FOUND, "'nothing'"):
-            await client.stub.GetEvaluationResult(
-                pb.GetEvaluationResultRequest(run_id=b.RUN, evaluation_id="nothing")
-            )
+            await client.stub.GetEvaluationResult(pb.GetEvaluationResultRequest(run_id=b.RUN, evaluation_id="nothing"))
     with pytest.raises(ValidationError, match="did you mean 'temperature'"):
         BufferSettings(evaluation={"x": {"path": "x", "sampling": {"temprature": 1}}})
     with pytest.raises(ValidationError, match="temperature"):

@@ -55,7 +55,15 @@ async def _store(client, routing, tokens=9):
 )
 @pytest.mark.parametrize(
     "rows, layers",
-    [([], None), ([(2, 5)], None), ([(0, 1), (6, 8)], (2, 4)), ([], (5, 6)), ([(4, 4)], None), ([(7, 99)], (0, 3)), ([], (4, 5))],
+    [
+        ([], None),
+        ([(2, 5)], None),
+        ([(0, 1), (6, 8)], (2, 4)),
+        ([], (5, 6)),
+        ([(4, 4)], None),
+        ([(7, 99)], (0, 3)),
+        ([], (4, 5)),
+    ],
 )
 async def test_routing_rows_and_layers(start, inline_bytes, packed, chunks, rows, layers):
     routing, ids = b.trace(8, LAYERS, chunks=chunks, packed=packed)

@@ -45,7 +45,7 @@ async def test_leases_lapse_without_any_call(start, tmp_path):
     from vime_buffer import BufferServer, BufferSettings
 
     server = await BufferServer.start(BufferSettings(database=str(tmp_path / "x.db"), lease_ttl_seconds=0.2))
-    client = Client(server.address)
+    client = await Client.connect(server.address)
     await client.open(batch_groups=1, group_size=1)
     await client.put("a")
     await client.lease()

@@ -157,3 +157,15 @@ async def test_prompt_with_another_content_is_refused_alone(client):
     ]
     assert "'b'" in answer.statuses[1].message and "'d'" in answer.statuses[3].message
     assert prompts_of(await client.lease()) == ["a", "b"]
+
+
+async def test_workers_learn_of_the_end_when_they_waited_for_it(client):
+    """Data that ended during the wait is not the end yet: an evaluation may follow the last batch."""
+    await client.open(batch_groups=1, group_size=1, epochs=1)
+    await client.put("a")
+    lease = (await client.lease()).leases[0]
+    waiting = asyncio.create_task(client.lease(wait=0.5))
+    await client.commit(lease)
+    await client.ack(await client.batch())
+    assert (await waiting).outcome == pb.LEASE_OUTCOME_EMPTY
+    assert (await client.lease(wait=0.1)).outcome == pb.LEASE_OUTCOME_END_OF_DATA

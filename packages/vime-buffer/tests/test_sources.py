@@ -156,13 +156,17 @@ async def test_a_bad_row_is_dropped_by_name_and_the_rest_goes_on(start, jsonl, c
 async def test_several_files_are_one_stream(start, jsonl):
     files = [
         PromptFile(path=jsonl("a.jsonl", _rows(2)), reward="exact"),
-        PromptFile(path=jsonl("b.jsonl", [{"m": [{"role": "user", "content": "hi"}]}] * 2), messages_field="m", name="chat"),
+        PromptFile(
+            path=jsonl("b.jsonl", [{"m": [{"role": "user", "content": "hi"}]}] * 2), messages_field="m", name="chat"
+        ),
     ]
     async with start(prompts=files) as client:
         await client.open(batch_groups=4, group_size=1, epochs=1)
         leases = (await client.lease()).leases
     assert [one.prompt.prompt_id for one in leases] == ["a-0-0", "a-0-1", "chat-0-0", "chat-0-1"]
-    assert leases[0].prompt.reward == "exact" and leases[2].prompt.messages_json == '[{"role": "user", "content": "hi"}]'
+    assert (
+        leases[0].prompt.reward == "exact" and leases[2].prompt.messages_json == '[{"role": "user", "content": "hi"}]'
+    )
 
 
 def test_data_sets_of_the_same_name_are_refused(jsonl):

@@ -44,7 +44,7 @@ class BufferServer:
                 server.metrics = MetricsServer(core.database, settings.metrics_port)
             server._running = await start_server(
                 [(add_BufferServiceServicer_to_server, BufferServicer(core), _SERVICE)],
-                ServerInfo("vime-buffer", vime_buffer.__version__, "buffer"),
+                ServerInfo("vime-buffer", "buffer", vime_buffer.__version__),
                 settings.server.options(),
             )
             server._house = asyncio.create_task(keep_house(core))

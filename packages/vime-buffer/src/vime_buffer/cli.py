@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import grpc
 from google.protobuf import json_format
@@ -15,7 +16,7 @@ from vime_buffer._server import BufferServer
 from vime_buffer.settings import BufferSettings
 from vime_proto.buffer.v1 import buffer_pb2 as pb
 from vime_proto.buffer.v1.buffer_pb2_grpc import BufferServiceStub
-from vime_proto.channel import open_sync_channel
+from vime_proto.channel import open_sync_channel, sync_call
 from vime_proto.errors import ContractError, describe, nearest
 from vime_proto.process import exit_with_parent, stop_event, write_address_file
 from vime_proto.settings import Settings, load
@@ -70,9 +71,9 @@ async def _run(settings: BufferSettings) -> None:
     stopped = stop_event()
     server = await BufferServer.start(settings)
     try:
-        print(f"listening on {server.address}", flush=True)
         if settings.address_file:
             write_address_file(settings.address_file, server.address)
+        print(f"listening on {server.address}", flush=True)
         waiting = [asyncio.create_task(stopped.wait()), asyncio.create_task(server.wait())]
         done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
@@ -86,9 +87,9 @@ async def _run(settings: BufferSettings) -> None:
 def _stats(argv: Sequence[str]) -> None:
     settings = load(StatsSettings, argv, "vime-buffer stats")
     try:
-        token = open(settings.token_file).read().strip() if settings.token_file else None
+        token = Path(settings.token_file).read_text().strip() if settings.token_file else None
         with open_sync_channel(settings.address, token=token, tls_ca=settings.tls_ca) as channel:
-            answer = BufferServiceStub(channel).GetStats(pb.GetStatsRequest(run_id=settings.run_id), timeout=30)
+            answer = sync_call(BufferServiceStub(channel).GetStats, pb.GetStatsRequest(run_id=settings.run_id))
     except grpc.RpcError as error:
         _fail(f"{settings.address}: {describe(error)}")
     except (ContractError, OSError) as error:

@@ -53,8 +53,18 @@ class LendingCalls:
     async def LeasePrompts(self, request: pb.LeasePromptsRequest, context) -> pb.LeasePromptsResponse:
         validate_lease_prompts(request)
         digest = requests.fingerprint(request)
+        # The last evaluation may start after the last batch: data that ended while this call waited says nothing yet.
+        ended_before: list[bool] = []
 
         async def attempt(last: bool) -> pb.LeasePromptsResponse:
+            response = await once()
+            ended = response.outcome == pb.LEASE_OUTCOME_EMPTY and await self._ended(request.run_id)
+            ended_before.append(ended)
+            if last and ended_before[0] and ended:
+                response.outcome = pb.LEASE_OUTCOME_END_OF_DATA
+            return response
+
+        async def once() -> pb.LeasePromptsResponse:
             while True:
                 seen = self.core.changes.count
                 shortage = [0]
@@ -74,6 +84,21 @@ class LendingCalls:
         return await self.core.poll(
             request.wait_seconds, attempt, lambda response: response.outcome == pb.LEASE_OUTCOME_EMPTY
         )
+
+    async def _ended(self, run_id: str) -> bool:
+        """Whether every prompt there is was trained on, filtered or dropped, and no evaluation is open."""
+
+        def look(tx: Transaction) -> bool:
+            run = runs.get(tx, run_id)
+            return (
+                granting.train_data_seen(tx, run.run_id)
+                and self.core.source.exhausted(run.source_position, run.epochs)
+                and not granting.train_data_left(tx, run_id)
+                and not granting.groups_left(tx, run_id)
+                and not evaluations.open_evaluations(tx, run_id)
+            )
+
+        return await self.core.work(self.core.database.read, look)
 
     def _lease(self, tx: Transaction, request: pb.LeasePromptsRequest, shortage: list[int]) -> pb.LeasePromptsResponse:
         run = runs.get(tx, request.run_id)

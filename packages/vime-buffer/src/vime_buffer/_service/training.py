@@ -58,7 +58,7 @@ class TrainingCalls:
         Without a configured source more prompts may be put at any time: the end is taken for granted only when some were
         put, all are done, and the caller's wait is over.
         """
-        if not len(self.core.source) and not (last and run.next_seq):
+        if not len(self.core.source) and not (last and granting.train_data_seen(tx, run.run_id)):
             return False
         if not self.core.source.exhausted(run.source_position, run.epochs):
             return False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import sqlalchemy as sa
+
 from vime_buffer._rules import capacity, minimum_number
 from vime_buffer._store import evaluations, leases, prompts
 from vime_buffer._store.database import Transaction
@@ -100,6 +102,13 @@ def _usable(kept: pb.PromptLease, run: Run, minimum: int) -> list[sample_pb2.Rol
         for rollout in kept.partial
         if all(version.lineage == run.lineage and version.number >= minimum for version in versions(rollout))
     ]
+
+
+def train_data_seen(tx: Transaction, run_id: str) -> bool:
+    """Whether the run ever had a prompt to train on."""
+    rows = prompts.prompts
+    statement = sa.select(rows.c.seq).where(rows.c.run_id == run_id, rows.c.purpose == int(Purpose.TRAIN)).limit(1)
+    return tx.execute(statement).first() is not None
 
 
 def train_data_left(tx: Transaction, run_id: str) -> bool:
