@@ -15,6 +15,7 @@ import tomllib
 from pathlib import Path
 
 from vime_proto.buffer.v1 import buffer_pb2, buffer_pb2_grpc
+from vime_proto.channel import open_channel
 from vime_proto.process import exit_with_parent, stop_event, write_address_file
 from vime_proto.rollout.v1 import rollout_pb2_grpc
 from vime_proto.router.v1 import router_pb2_grpc
@@ -24,13 +25,19 @@ from vime_proto.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 KEYS = {
     "address_file", "exit_with_parent", "server", "run_id", "database", "blobs", "engine_id", "file_root", "worker_id", "output",
     "buffer", "router", "rollout", "engines", "checkpoint", "ready_after", "die_after", "exit_status", "steps", "contract",
-    "stubborn", "child", "once", "prompts", "max_staleness",
+    "stubborn", "child", "once", "prompts", "max_staleness", "import_batches",
 }  # fmt: skip
 
 
 class Buffer(buffer_pb2_grpc.BufferServiceServicer):
+    closed = False
+
+    async def CloseRun(self, request, context):
+        self.closed = True
+        return buffer_pb2.CloseRunResponse()
+
     async def GetStats(self, request, context):
-        return buffer_pb2.GetStatsResponse(groups_ready=3)
+        return buffer_pb2.GetStatsResponse(groups_ready=3, closed=self.closed)
 
     async def LeasePrompts(self, request, context):
         return buffer_pb2.LeasePromptsResponse(outcome=buffer_pb2.LEASE_OUTCOME_EMPTY)
@@ -46,8 +53,8 @@ class Trainer(trainer_pb2_grpc.TrainerServiceServicer):
 
     async def StreamMetrics(self, request, context):
         for step in range(request.from_step, self.steps):
-            values = {"reward_mean": step / self.steps, "train_rollout_logprob_abs_diff_mean": 1e-7 * (step + 1)}
-            values |= {"staleness_max": 0.0, "seconds/train": 0.2, "seconds/wait": 0.6}
+            values = {"reward/mean": step / self.steps, "train_rollout_logprob_abs_diff/mean": 1e-7 * (step + 1)}
+            values |= {"staleness/max": 0.0, "seconds/train": 0.2, "seconds/wait": 0.6}
             yield trainer_pb2.StreamMetricsResponse(metrics=trainer_pb2.StepMetrics(step=step + 1, time=1.0, values=values))
             await asyncio.sleep(0.02)
         if not self.steps:
@@ -100,9 +107,13 @@ async def main(role: str, config: dict) -> int:
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if "once" in config:
         Path(config["once"]).touch()
+    done = role == "trainer" and offered[0][1].done.is_set()
+    if done and "buffer" in config:
+        async with open_channel(config["buffer"]) as channel:
+            await buffer_pb2_grpc.BufferServiceStub(channel).CloseRun(buffer_pb2.CloseRunRequest(), timeout=5)
     if server is not None:
         await server.stop(0.2)
-    if stop.is_set() or (role == "trainer" and offered[0][1].done.is_set()):
+    if stop.is_set() or done:
         return 0
     print(f"test-{role}: gives up on purpose", file=sys.stderr)
     return config.get("exit_status", 3)

@@ -11,7 +11,7 @@ from typing import Any
 _HOMES = {"Recipe": "recipe", "RecipeError": "recipe", "load_recipe": "recipe", "launch": "launcher"}
 
 __version__ = "0.1.0"
-__all__ = sorted(_HOMES)
+__all__ = ["Recipe", "RecipeError", "launch", "load_recipe"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,102 +1,54 @@
-"""Rollout only and train only: whole groups leave a run as files, and enter another run as if a worker had made them.
+"""Rollout only: whole groups leave a run as files, which ``vime-trainer rl`` trains on with its key ``import_batches``.
 
-An exported folder holds ``manifest.json`` and one ``batch-<ordinal>.binpb`` a batch: ``vime.sample.v1.Group`` messages, each after its length
-as a varint (the protobuf delimited form).
+A folder holds one folder a batch, named by its ordinal, with ``groups.binpb``: ``vime.sample.v1.Group`` messages, each after its
+length (uint64, little-endian).
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-from collections.abc import Iterable, Iterator
+import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import grpc
-from google.protobuf import proto
-from google.protobuf.message import DecodeError
-
-from vime_launch.plan import RunFolder
-from vime_launch.recipe import Recipe, RecipeError, check_recipe
+from vime_launch.recipe import Recipe
 from vime_proto.buffer.v1 import buffer_pb2 as pb
 from vime_proto.buffer.v1 import buffer_pb2_grpc
 from vime_proto.channel import call, open_channel
 from vime_proto.common.v1 import common_pb2
 from vime_proto.sample.v1 import sample_pb2
-from vime_proto.settings import merge
-from vime_proto.version import policy_version, show
+from vime_proto.version import policy_version
 
-FORMAT = "vime-groups-1"
-_MANIFEST = "manifest.json"
+_LENGTH = struct.Struct("<Q")
 _WAIT_SECONDS = 5.0
-_LEASE_AT_ONCE = 32
+# A batch's index says that a rollout failed, and no more.
+_LOST_FAILURE = sample_pb2.Failure(stage="unknown", message="failed before the batch was exported")
 
 
 def _id() -> str:
     return os.urandom(12).hex()
 
 
-def write_batch(folder: Path, ordinal: int, groups: Iterable[sample_pb2.Group]) -> Path:
-    """Writes one batch, whole or not at all."""
-    path = folder / f"batch-{ordinal:06d}.binpb"
-    partial = path.with_suffix(".partial")
+def write_batch(folder: Path, lease: pb.LeaseBatchResponse, groups: Iterable[sample_pb2.Group]) -> Path:
+    """Writes one batch to ``<folder>/<ordinal>/groups.binpb``, whole or not at all."""
+    target = folder / f"{lease.ordinal:06d}"
+    target.mkdir(parents=True, exist_ok=True)
+    partial = target / ".groups.partial"
     with partial.open("wb") as file:
         for group in groups:
-            proto.serialize_length_prefixed(group, file)
+            data = group.SerializeToString(deterministic=True)
+            file.write(_LENGTH.pack(len(data)) + data)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(partial, path)
-    return path
-
-
-def read_groups(folder: Path) -> Iterator[sample_pb2.Group]:
-    """The groups of an exported folder, batch by batch.
-
-    Raises:
-        RecipeError: a file that ends within a message.
-    """
-    for path in sorted(folder.glob("batch-*.binpb")):
-        with path.open("rb") as file:
-            while True:
-                try:
-                    group = proto.parse_length_prefixed(sample_pb2.Group, file)
-                except (ValueError, DecodeError) as error:
-                    raise RecipeError(f"{path}: cut off or no batch: {error}") from None
-                if group is None:
-                    break
-                yield group
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of an exported folder.
-
-    Raises:
-        RecipeError: there is none, or it is of another format.
-    """
-    path = folder / _MANIFEST
-    try:
-        manifest = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise RecipeError(f"import_batches.path: {folder} is no exported folder: {error}") from None
-    if manifest.get("format") != FORMAT:
-        raise RecipeError(f"import_batches.path: {path} is of format {manifest.get('format')!r}; {FORMAT!r} is read")
-    return manifest
-
-
-def versions_of(group: sample_pb2.Group) -> set[str]:
-    """The policy versions that produced a group, as ``run/lineage:number``."""
-    return {show(segment.generation.version) for segment in _generated(group)}
-
-
-def _generated(group: sample_pb2.Group) -> Iterator[sample_pb2.Segment]:
-    for rollout in group.rollouts:
-        for sample in rollout.samples:
-            yield from (segment for segment in sample.segments if segment.HasField("generation"))
+    os.replace(partial, target / "groups.binpb")
+    (target / "batch.json").write_text(json.dumps({"batch_id": lease.batch_id, "ordinal": lease.ordinal}) + "\n")
+    return target
 
 
 async def export_batches(recipe: Recipe, address: str, folder: Path) -> int:
-    """Opens the run, lets the workers fill batches, and writes them; answers the groups written.
+    """Opens the run, lets the workers fill batches, and writes them; answers the batches written.
 
     The weights never change here, so the batches may lag behind one another by as many as there are.
     """
@@ -104,8 +56,6 @@ async def export_batches(recipe: Recipe, address: str, folder: Path) -> int:
     assert export is not None
     run_id = recipe.name
     folder.mkdir(parents=True, exist_ok=True)
-    versions: set[str] = set()
-    count = 0
     async with open_channel(address) as channel:
         stub = buffer_pb2_grpc.BufferServiceStub(channel)
         opened = await call(
@@ -142,28 +92,15 @@ async def export_batches(recipe: Recipe, address: str, folder: Path) -> int:
             if lease.outcome != pb.LEASE_OUTCOME_GRANTED:
                 continue
             groups = await _fetch(stub, run_id, lease)
-            write_batch(folder, lease.ordinal, groups)
+            write_batch(folder, lease, groups)
             trained = (
                 await call(stub.AckBatch, pb.AckBatchRequest(request_id=_id(), run_id=run_id, lease_id=lease.lease_id))
             ).trained
-    for group in read_groups(folder):
-        versions |= versions_of(group)
-        count += 1
-    manifest = {
-        "format": FORMAT,
-        "run_id": run_id,
-        "batches": trained,
-        "groups": count,
-        "batch_groups": export.batch_groups,
-        "group_size": export.group_size,
-        "versions": sorted(versions),
-    }
-    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-    return count
+    return trained
 
 
 async def _fetch(stub: Any, run_id: str, lease: pb.LeaseBatchResponse) -> list[sample_pb2.Group]:
-    """The groups of a leased batch, with all their samples."""
+    """The groups of a leased batch, with all their samples. Of the prompt only the id is known."""
     wanted = [sample.sample_id for group in lease.groups for rollout in group.rollouts for sample in rollout.samples]
     samples: dict[str, sample_pb2.Sample] = {}
     request = pb.FetchSamplesRequest(run_id=run_id, samples=[pb.SampleSelection(sample_id=one) for one in wanted])
@@ -177,12 +114,13 @@ async def _fetch(stub: Any, run_id: str, lease: pb.LeaseBatchResponse) -> list[s
     return [
         sample_pb2.Group(
             group_id=group.group_id,
-            prompt=sample_pb2.Prompt(prompt_id=group.prompt_id),
+            prompt=sample_pb2.Prompt(prompt_id=group.prompt_id, text=group.prompt_id),
             rollouts=[
                 sample_pb2.Rollout(
                     rollout_id=rollout.rollout_id,
                     attempt=group.attempt,
                     status=rollout.status,
+                    failure=_LOST_FAILURE if rollout.status == sample_pb2.ROLLOUT_STATUS_FAILED else None,
                     rewards=rollout.rewards,
                     reward=rollout.reward if rollout.HasField("reward") else None,
                     reliable=rollout.reliable,
@@ -195,93 +133,19 @@ async def _fetch(stub: Any, run_id: str, lease: pb.LeaseBatchResponse) -> list[s
     ]
 
 
-def prepare_import(recipe: Recipe, folder: RunFolder) -> Recipe:
-    """The recipe of a train-only run whose buffer hands out one prompt for each imported group, once.
-
-    Raises:
-        RecipeError: no exported folder, groups of several versions, or a staleness bound that the later batches would break.
-    """
-    assert recipe.import_batches is not None and recipe.buffer is not None and recipe.trainer is not None
-    source = Path(recipe.import_batches.path)
-    manifest = read_manifest(source)
-    if len(manifest["versions"]) != 1:
-        found = ", ".join(manifest["versions"]) or "none"
-        raise RecipeError(f"import_batches.path: {source} holds versions {found}; one version, of the model that training starts from, is needed")
-    bound = max(0, manifest["batches"] - 1)
-    given = recipe.trainer.config.get("max_staleness", bound)
-    if given < bound:
-        raise RecipeError(f"trainer.config.max_staleness: {given} is too small for {manifest['batches']} batches of one version; give {bound}")
-    rows = folder / "import.jsonl"
-    with rows.open("w") as file:
-        for group in read_groups(source):
-            file.write(json.dumps({"text": f"imported group {group.group_id}", "group": group.group_id}) + "\n")
-    values = recipe.model_dump(mode="json", exclude_none=True)
-    own = {
-        "buffer": {"config": {"prompts": [{"path": str(rows), "format": "jsonl", "text_field": "text"}]}},
-        "trainer": {"config": {"max_staleness": given}},
-    }
-    return check_recipe(merge(values, own))
-
-
-async def import_groups(recipe: Recipe, address: str) -> None:
-    """Answers every prompt of a train-only run with its imported group, until there are no more."""
-    assert recipe.import_batches is not None
-    groups = {group.group_id: group for group in read_groups(Path(recipe.import_batches.path))}
-    run_id, incarnation = recipe.name, _id()
+async def is_closed(address: str, run_id: str) -> bool:
+    """Whether the run was closed."""
     async with open_channel(address) as channel:
         stub = buffer_pb2_grpc.BufferServiceStub(channel)
-        while True:
-            request = pb.LeasePromptsRequest(
-                request_id=_id(),
-                run_id=run_id,
-                holder="vime-import",
-                incarnation=incarnation,
-                max_prompts=_LEASE_AT_ONCE,
-                wait_seconds=_WAIT_SECONDS,
-            )
-            try:
-                answer = await call(stub.LeasePrompts, request, timeout=_WAIT_SECONDS + 30)
-            except grpc.RpcError as error:
-                # Until the trainer has opened the run.
-                if error.code() not in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION):
-                    raise
-                await asyncio.sleep(0.2)
-                continue
-            if answer.outcome == pb.LEASE_OUTCOME_END_OF_DATA:
-                return
-            for lease in answer.leases:
-                name = json.loads(lease.prompt.record_json)["group"]
-                commit = pb.CommitGroupRequest(
-                    request_id=_id(),
-                    run_id=run_id,
-                    lease_id=lease.lease_id,
-                    attempt=lease.attempt,
-                    group=as_answer(groups[name], lease, run_id),
-                )
-                await call(stub.CommitGroup, commit)
-
-
-def as_answer(group: sample_pb2.Group, lease: pb.PromptLease, run_id: str) -> sample_pb2.Group:
-    """The imported group as the answer to a lease: made by the model that this run starts from."""
-    answer = sample_pb2.Group(group_id=lease.prompt.prompt_id, prompt=lease.prompt)
-    answer.rollouts.extend(group.rollouts)
-    for rollout in answer.rollouts:
-        rollout.attempt = lease.attempt
-    for segment in _generated(answer):
-        segment.generation.version.CopyFrom(policy_version(run_id, 0, 0))
-    for rollout in answer.rollouts:
-        for sample in rollout.samples:
-            for span in sample.routing.header.spans:
-                span.version.CopyFrom(policy_version(run_id, 0, 0))
-    return answer
+        return (await call(stub.GetStats, pb.GetStatsRequest(run_id=run_id), timeout=5)).closed
 
 
 async def is_over(address: str, run_id: str) -> bool:
     """Whether the buffer has, for ever, no prompt to hand out: then a worker that ends is no fault."""
+    if await is_closed(address, run_id):
+        return True
     async with open_channel(address) as channel:
         stub = buffer_pb2_grpc.BufferServiceStub(channel)
-        if (await call(stub.GetStats, pb.GetStatsRequest(run_id=run_id), timeout=5)).closed:
-            return True
         request = pb.LeasePromptsRequest(
             request_id=_id(), run_id=run_id, holder="vime-launch", incarnation=_id(), max_prompts=1
         )

@@ -29,6 +29,8 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--steps", type=int, default=None, help="steps of reinforcement learning")
     demo.add_argument("--max-staleness", type=int, default=0, help="batches that a sample may lag behind")
     demo.add_argument("--short", action="store_true", help="a few steps after a short warm-up; no claim on accuracy")
+    demo.add_argument("--sft-steps", type=int, default=None, help="steps of the warm-up")
+    demo.add_argument("--prepare-only", action="store_true", help="build the task and warm the model up, and stop there")
     demo.add_argument("--runs-dir", default="runs", help="where the run folder is made")
     demo.add_argument("--name", default=None, help="name of the run folder; a number is added for further seeds")
     demo.add_argument("--set", action="append", default=[], metavar="A.B=C", help="lay a value on top of the recipe")

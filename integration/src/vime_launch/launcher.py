@@ -6,7 +6,6 @@ import asyncio
 import fcntl
 import json
 import time
-
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import grpc
 from rich.console import Console
 
 from vime_launch import toml
-from vime_launch.batches import export_batches, import_groups, prepare_import
+from vime_launch.batches import export_batches
 from vime_launch.hosts import Hosts
 from vime_launch.live import View
 from vime_launch.metrics import LOGPROB_DIFF, REWARD, STALENESS_MAX, Metrics, follow
@@ -67,8 +66,6 @@ def launch(recipe: Recipe, resume: str | None = None, console: Console | None = 
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RecipeError(f"{folder.path} is in use by another launcher") from None
-        if recipe.import_batches:
-            recipe = prepare_import(recipe, folder)
         # As resolved: the defaults too, and every override.
         (folder / "recipe.toml").write_text(toml.dumps(recipe.model_dump(mode="json", exclude_none=True)))
         metrics = Metrics(folder / "metrics.jsonl")
@@ -79,7 +76,7 @@ def launch(recipe: Recipe, resume: str | None = None, console: Console | None = 
         with View(console, f"{recipe.name} ({recipe.mode})") as view:
             try:
                 hosts = Hosts(recipe.ray)
-                outcome = asyncio.run(_run(recipe, folder, hosts, view, metrics, watched, resume is not None))
+                outcome = asyncio.run(_run(recipe, folder, hosts, view, metrics, watched))
             except KeyboardInterrupt:
                 view.say("interrupted")
             finally:
@@ -92,10 +89,10 @@ def launch(recipe: Recipe, resume: str | None = None, console: Console | None = 
 
 
 async def _run(
-    recipe: Recipe, folder: RunFolder, hosts: Hosts, view: View, metrics: Metrics, watched: Watched, resume: bool
+    recipe: Recipe, folder: RunFolder, hosts: Hosts, view: View, metrics: Metrics, watched: Watched
 ) -> Outcome:
     stop = stop_event()
-    plan = processes(recipe, folder, resume)
+    plan = processes(recipe, folder)
     supervisor = Supervisor(recipe, folder, plan, hosts, view.say)
 
     async def interrupted() -> None:
@@ -106,15 +103,13 @@ async def _run(
         await supervisor.up()
         at = {process.kind: process.address for process in plan}
         if "trainer" in at:
-            # A resumed trainer states the step that it goes on from; what an earlier life trained after it no longer counts.
             supervisor.spawn(follow(at["trainer"], metrics, view.step), "metrics")
-        supervisor.spawn(_stats(at["buffer"], recipe.name, view), "buffer statistics")
+        if "buffer" in at:
+            supervisor.spawn(_stats(at["buffer"], recipe.name, view), "buffer statistics")
         if recipe.export_batches:
             target = folder.path / recipe.export_batches.path
             count = await export_batches(recipe, at["buffer"], target)
-            supervisor.end(0, f"{count} groups written to {target}")
-        if recipe.import_batches:
-            await import_groups(recipe, at["buffer"])
+            supervisor.end(0, f"{count} batches written to {target}")
 
     supervisor.spawn(interrupted(), "signals")
     supervisor.spawn(_sample(watched), "memory")

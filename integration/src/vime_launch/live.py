@@ -11,7 +11,17 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from vime_launch.metrics import EVALUATION, LOGPROB_DIFF, REWARD, SECONDS, STALENESS, TOKENS_PER_SECOND, Row
+from vime_launch.metrics import (
+    ACCURACY,
+    EVALUATION,
+    LOGPROB_DIFF,
+    REWARD,
+    SECONDS,
+    STALENESS,
+    STEP_SECONDS,
+    TOKENS_PER_SECOND,
+    Row,
+)
 
 _ROWS = 12
 _COLUMNS = (
@@ -23,18 +33,25 @@ _COLUMNS = (
 
 
 def time_shares(row: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Where a step's time went: (part, share of the sum), largest first; empty when it was not measured."""
+    """Where a step's time went: (part, share of the step), largest first; empty when it was not measured.
+
+    What no part accounts for is "other".
+    """
     parts = {name.removeprefix(SECONDS): value for name, value in row.items() if name.startswith(SECONDS)}
-    parts.pop("total", None)
-    whole = sum(parts.values())
-    return sorted(((name, value / whole) for name, value in parts.items()), key=lambda one: -one[1]) if whole else []
+    whole = parts.pop(STEP_SECONDS.removeprefix(SECONDS), sum(parts.values()))
+    if not whole:
+        return []
+    rest = whole - sum(parts.values())
+    if rest > 0.005 * whole:
+        parts["other"] = rest
+    return sorted(((name, value / whole) for name, value in parts.items()), key=lambda one: -one[1])
 
 
 def line(step: int, row: Mapping[str, float]) -> str:
     """One step as one line."""
     words = [f"step {step}"]
     words += [f"{label} {form.format(row[name])}" for label, name, form in _COLUMNS if name in row]
-    words += [f"{name} {row[name]:.3f}" for name in sorted(row) if name.startswith(EVALUATION) and name.endswith("/mean_reward")]
+    words += [f"{name} {row[name]:.3f}" for name in sorted(row) if name.startswith(EVALUATION) and name.endswith(ACCURACY)]
     shares = time_shares(row)[:4]
     if shares:
         words.append("time " + " ".join(f"{name} {share:.0%}" for name, share in shares))
@@ -88,7 +105,7 @@ class View:
         table.add_column("where the time goes")
         for step in sorted(self._rows)[-_ROWS:]:
             row = self._rows[step]
-            held = [row[name] for name in sorted(row) if name.startswith(EVALUATION) and name.endswith("/mean_reward")]
+            held = [row[name] for name in sorted(row) if name.startswith(EVALUATION) and name.endswith(ACCURACY)]
             table.add_row(
                 str(step),
                 *(form.format(row[name]) if name in row else "" for _, name, form in _COLUMNS),

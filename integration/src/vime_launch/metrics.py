@@ -13,13 +13,21 @@ from vime_proto.channel import open_channel
 from vime_proto.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 
 # What the launcher shows, and the trainer's name of it.
-REWARD = "reward_mean"
-LOGPROB_DIFF = "train_rollout_logprob_abs_diff_mean"
-STALENESS = "staleness_mean"
-STALENESS_MAX = "staleness_max"
+REWARD = "reward/mean"
+LOGPROB_DIFF = "train_rollout_logprob_abs_diff/mean"
+STALENESS = "staleness/mean"
+STALENESS_MAX = "staleness/max"
 TOKENS_PER_SECOND = "tokens_per_second"
 SECONDS = "seconds/"
+# A step's own time, which the other entries under SECONDS are parts of.
+STEP_SECONDS = "seconds/step"
+WITHOUT_REPLAY = "logprob_abs_diff_without_replay"
+SHIFTED_ROUTES = "logprob_abs_diff_shifted_routes"
+ROWS_REPLAYED = "r3/rows_replayed"
+ROWS_FLIPPED = "r3/rows_flipped"
 EVALUATION = "eval/"
+# Ends the name of an evaluation's mean reward; with a reward of 0 or 1 that is the accuracy.
+ACCURACY = "/reward_mean"
 
 Row = dict[str, float]
 
@@ -45,10 +53,6 @@ class Metrics:
             with self._path.open("a") as file:
                 file.write(json.dumps({"step": step, "time": time, "values": dict(values)}) + "\n")
 
-    def forget_from(self, step: int) -> None:
-        """Drops steps after ``step``: a restore trains them anew."""
-        self.rows = {one: row for one, row in self.rows.items() if one <= step}
-
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """Steps that have a value of this name, ascending, and their values."""
         steps = sorted(step for step, row in self.rows.items() if name in row)
@@ -61,7 +65,7 @@ class Metrics:
     def accuracy(self) -> tuple[str, list[int], list[float]]:
         """The first evaluation's mean reward: its name, steps and values; empty without any."""
         for name in self.names(EVALUATION):
-            if name.endswith("/mean_reward"):
+            if name.endswith(ACCURACY):
                 return name, *self.series(name)
         return "", [], []
 
@@ -76,7 +80,8 @@ async def follow(address: str, metrics: Metrics, seen: Callable[[int, Row], None
                 async for message in stub.StreamMetrics(trainer_pb2.StreamMetricsRequest(from_step=next_step)):
                     one = message.metrics
                     metrics.add(one.step, one.time, one.values)
-                    next_step = one.step + 1
+                    # An evaluation after this step still comes under its number.
+                    next_step = one.step
                     seen(one.step, metrics.rows[one.step])
                 return
             except grpc.RpcError as error:

@@ -40,7 +40,12 @@ class RunFolder:
 
 @dataclass
 class Process:
-    """One process of a run, started here or running at an address."""
+    """One process of a run, started here or running at an address.
+
+    Attributes:
+        stated: what the recipe says of its configuration.
+        config: the same over what the launcher adds, but for addresses of others.
+    """
 
     name: str
     kind: str
@@ -48,6 +53,7 @@ class Process:
     stage: Stage
     command: list[str]
     config: dict[str, Any] = field(default_factory=dict)
+    stated: dict[str, Any] = field(default_factory=dict)
     address: str | None = None
 
     @property
@@ -59,7 +65,7 @@ class Process:
         return self.kind in SERVERS
 
 
-def processes(recipe: Recipe, folder: RunFolder, resume: bool = False) -> list[Process]:
+def processes(recipe: Recipe, folder: RunFolder) -> list[Process]:
     """The processes of a run in the order of their start, configured but for the addresses of others."""
     found = []
     for kind, stage in recipe.stages().items():
@@ -70,9 +76,21 @@ def processes(recipe: Recipe, folder: RunFolder, resume: bool = False) -> list[P
             if stage.address:
                 process.address = stage.address[index]
             else:
-                process.config = merge(_own(process, recipe, folder, resume), stage.config)
+                process.stated = fill(stage.config, folder)
+                process.config = merge(_own(process, recipe, folder), process.stated)
             found.append(process)
     return found
+
+
+def fill(value: Any, folder: RunFolder) -> Any:
+    """``value`` with ``${run}`` in its texts replaced by the run folder."""
+    if isinstance(value, str):
+        return value.replace("${run}", str(folder.path))
+    if isinstance(value, Mapping):
+        return {key: fill(one, folder) for key, one in value.items()}
+    if isinstance(value, list):
+        return [fill(one, folder) for one in value]
+    return value
 
 
 def command(stage: Stage, kind: str) -> list[str]:
@@ -80,7 +98,7 @@ def command(stage: Stage, kind: str) -> list[str]:
     return list(stage.command) if stage.command else [stage.python or "", *COMMANDS[kind]]
 
 
-def _own(process: Process, recipe: Recipe, folder: RunFolder, resume: bool) -> dict[str, Any]:
+def _own(process: Process, recipe: Recipe, folder: RunFolder) -> dict[str, Any]:
     """What the launcher knows of a stage's configuration before anything runs; the recipe's own entries come over it."""
     config: dict[str, Any] = {"exit_with_parent": True}
     if process.serves:
@@ -95,8 +113,6 @@ def _own(process: Process, recipe: Recipe, folder: RunFolder, resume: bool) -> d
         config["worker_id"] = process.name
     elif process.kind == "trainer":
         config |= {"output": str(folder / "trainer")}
-        if resume:
-            config["checkpoint"] = {"resume": True}
     return config
 
 
@@ -119,13 +135,11 @@ def connect(process: Process, known: Sequence[Process], host: str | None = None)
     elif process.kind == "worker":
         given |= {"buffer": first["buffer"], "rollout": first.get("router") or first["engine"]}
     elif process.kind == "trainer":
-        given["buffer"] = first["buffer"]
-        if "router" in first:
-            given["router"] = first["router"]
+        given |= {name: first[name] for name in ("buffer", "router") if name in first}
     if host and process.serves:
         given["server"] = {"address": f"[{host}]:0" if ":" in host else f"{host}:0"}
     # What a recipe states about itself holds; addresses come from the launcher only where it says nothing.
-    return merge(merge(process.config, given), process.stage.config)
+    return merge(merge(process.config, given), process.stated)
 
 
 def write_config(process: Process, config: Mapping[str, Any], folder: RunFolder) -> list[str]:

@@ -101,12 +101,6 @@ class Export(Table):
     path: str = Field("export", description="folder to write, within the run folder unless absolute")
 
 
-class Import(Table):
-    """Train only: groups come from a folder that a rollout-only run wrote."""
-
-    path: str = Field(..., description="the exported folder")
-
-
 class Recipe(Table):
     """A whole run."""
 
@@ -120,12 +114,13 @@ class Recipe(Table):
     worker: Stage | None = None
     trainer: Stage | None = None
     export_batches: Export | None = None
-    import_batches: Import | None = None
 
     @property
     def mode(self) -> str:
-        """``train``, ``rollout-only`` or ``train-only``."""
-        return "rollout-only" if self.export_batches else "train-only" if self.import_batches else "train"
+        """``train``, ``rollout-only`` (``[export_batches]``) or ``train-only`` (``trainer.config.import_batches``)."""
+        if self.export_batches:
+            return "rollout-only"
+        return "train-only" if self.trainer and "import_batches" in self.trainer.config else "train"
 
     def stages(self) -> dict[str, Stage]:
         """The stages that the recipe has, in the order of their start."""
@@ -133,12 +128,10 @@ class Recipe(Table):
 
     @model_validator(mode="after")
     def _whole(self) -> Recipe:
-        if self.export_batches and self.import_batches:
-            raise ValueError("export_batches and import_batches exclude each other")
         need = {
             "train": ("buffer", "engine", "worker", "trainer"),
             "rollout-only": ("buffer", "engine", "worker"),
-            "train-only": ("buffer", "trainer"),
+            "train-only": ("trainer",),
         }[self.mode]
         present = self.stages()
         # A router that runs elsewhere has its own engines.
@@ -148,7 +141,7 @@ class Recipe(Table):
             hint = "; a run without a trainer needs [export_batches]" if missing == ["trainer"] else ""
             raise ValueError(f"a {self.mode} run needs [{'], ['.join(missing)}]{hint}")
         if self.mode != "train":
-            extra = {"rollout-only": ("trainer",), "train-only": ("router", "engine", "worker")}[self.mode]
+            extra = {"rollout-only": ("trainer",), "train-only": ("buffer", "router", "engine", "worker")}[self.mode]
             found = [name for name in extra if name in present]
             if found:
                 raise ValueError(f"a {self.mode} run has no [{'], ['.join(found)}]")
@@ -243,5 +236,4 @@ _TABLES: dict[str, type[BaseModel]] = {
     **{name: Stage for name in STAGES},
     "ray": RayTable,
     "export_batches": Export,
-    "import_batches": Import,
 }

@@ -12,7 +12,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from vime_launch import probe
-from vime_launch.batches import is_over
+from vime_launch.batches import is_closed, is_over
 from vime_launch.hosts import Hosts
 from vime_launch.plan import Process, RunFolder, connect, write_config
 from vime_launch.recipe import STAGES, Recipe
@@ -135,10 +135,10 @@ class Supervisor:
     async def _watch(self, process: Process) -> None:
         while True:
             code = await self._hosts.wait(process)
-            if process.kind == "trainer" and code == 0:
+            if code == 0 and process.kind == "trainer" and await self._run_is_closed():
                 self.end(0, "the trainer finished")
                 return
-            if process.kind == "worker" and code == 0 and await self._no_prompts_left():
+            if code == 0 and process.kind == "worker" and await self._no_prompts_left():
                 self._say(f"{process.name} is done: there are no more prompts")
                 return
             how = "was lost with its Ray actor" if code is None else f"ended with exit status {code}"
@@ -156,14 +156,25 @@ class Supervisor:
             if process.serves:
                 self.spawn(self._find(process), process.name)
 
-    async def _no_prompts_left(self) -> bool:
-        buffer = next((one for one in self._plan if one.kind == "buffer"), None)
-        if buffer is None or buffer.address is None:
-            return False
+    async def _run_is_closed(self) -> bool:
+        """A trainer closes its run when it is done; one that was told to stop ends with 0, too, and does not."""
+        address = self._buffer_address()
+        if address is None:
+            return self._recipe.mode == "train-only"
         try:
-            return await is_over(buffer.address, self._recipe.name)
+            return await is_closed(address, self._recipe.name)
         except grpc.RpcError:
             return False
+
+    async def _no_prompts_left(self) -> bool:
+        address = self._buffer_address()
+        try:
+            return address is not None and await is_over(address, self._recipe.name)
+        except grpc.RpcError:
+            return False
+
+    def _buffer_address(self) -> str | None:
+        return next((one.address for one in self._plan if one.kind == "buffer"), None)
 
     async def _forget(self, engine: Process) -> None:
         """Takes a dead engine out of the router, which would refuse its id at another address."""
