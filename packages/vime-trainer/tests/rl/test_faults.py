@@ -119,7 +119,7 @@ def test_a_kill_anywhere_loses_nothing_and_trains_nothing_twice(after, interval,
     monkeypatch.setattr(run_module, "IoThread", KillingIo)
     calls = count_calls(tmp_path / "count")
     assert calls > 15
-    for n in range(1, calls + 1, 2 if interval == 1 else 3):
+    for n in range(1, calls + 1, 3 if interval == 1 else 5):
         output = tmp_path / f"{n}"
         with Stages(rows=8) as stages:
             settings = settings_for(

@@ -144,8 +144,14 @@ def test_status_listeners_and_history():
     status = RunStatus(5)
     status.set(step=2)
     assert status.request_stop("a") == 2
-    status.begin_step()
-    assert status.request_stop("b") == 3 and status.stop_reason == "a"
+    assert not status.begin_step(3)  # the batch leased meanwhile goes back
+    assert status.stop_reason == "a"
+    busy = RunStatus()
+    assert busy.begin_step(3)
+    busy.set(step=3)
+    assert busy.request_stop("b") == 3
+    busy.end_step()
+    assert busy.request_stop("c") == 3 and busy.stop_reason == "b"
     status.record(1, 0.0, {"x": 1.0})
     status.record(2, 0.0, {"x": 2.0})
     metrics_, position = status.metrics_since(1)
@@ -162,7 +168,7 @@ def import_settings(folder, output, **changes):
             "model": "unused",
             "output": output,
             "import_batches": folder,
-            "batch": {"groups": 4, "group_size": 2},
+            "batch": {"groups": 4, "group_size": 2, "token_budget": 20},
             "metrics": {"tensorboard": False},
             **changes,
         }

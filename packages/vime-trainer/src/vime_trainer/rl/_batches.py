@@ -164,5 +164,7 @@ class FolderSource:
         return self._next
 
     def nack(self, leased: LeasedBatch, refused: Mapping[str, str]) -> None:
+        if not refused:
+            return
         named = "; ".join(f"sample {name!r}: {reason}" for name, reason in refused.items())
         raise ContractError("import_batches", f"batch {leased.lease_id}: {named}")

@@ -115,7 +115,9 @@ class Loop:
                 leased, reason = self._next_batch()
             if leased is None:
                 return reason
-            self._status.begin_step()
+            if not self._status.begin_step(self.trained + 1):
+                self._source.nack(leased, {})
+                return "stopped"
             self._status.set(trainer.TRAINER_STATE_TRAINING)
             try:
                 self._step(leased, start)

@@ -41,7 +41,7 @@ class RunStatus:
         self._recorded = 0
         self._listeners: list[Callable[[], None]] = []
         self._stop_reason: str | None = None
-        self._training = False
+        self._training: int | None = None
         self._checkpoints: list[CheckpointRequest] = []
 
     # The training thread writes ---------------------------------------------------------------------------------
@@ -63,15 +63,21 @@ class RunStatus:
             self._reason = self._reason if reason is None else reason
         self._notify()
 
-    def begin_step(self) -> None:
-        """A batch was leased: a stop asked for now takes effect after it."""
+    def begin_step(self, step: int) -> bool:
+        """A batch was leased that will be batch number `step`: a stop asked for from now on takes effect after it.
+
+        False when a stop was asked for before: the batch must be given back.
+        """
         with self._lock:
-            self._training = True
+            if self._stop_reason is not None:
+                return False
+            self._training = step
+            return True
 
     def end_step(self) -> None:
         """The batch is done."""
         with self._lock:
-            self._training = False
+            self._training = None
 
     def record(self, step: int, time: float, values: Mapping[str, float]) -> None:
         """Adds the figures of a step, or of an evaluation after it."""
@@ -117,7 +123,7 @@ class RunStatus:
         with self._lock:
             if self._stop_reason is None:
                 self._stop_reason = reason or "stop requested"
-            return (self._step or 0) + (1 if self._training else 0)
+            return (self._step or 0) if self._training is None else self._training
 
     def request_checkpoint(self) -> CheckpointRequest:
         """Asks for a checkpoint after the present step."""
