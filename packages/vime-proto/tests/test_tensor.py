@@ -12,7 +12,7 @@ from vime_proto.tensor import itemsize, numpy_dtype, to_numpy, to_tensor
 
 DTYPES = ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8"]
 arrays = st.sampled_from(DTYPES).flatmap(
-    lambda d: npst.arrays(np.dtype(d), npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
+    lambda d: npst.arrays(np.dtype(d), npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
 )
 
 
