@@ -1,5 +1,6 @@
 """State lives in rows: it survives SIGKILL, restarts and two processes that want the same file."""
 
+import asyncio
 import subprocess
 import sys
 
@@ -60,8 +61,6 @@ async def test_an_acked_batch_stays_acked_when_the_answer_was_lost(process):
 
 async def test_repeated_kills_in_the_middle_of_commits_lose_and_double_nothing(process):
     """Kills the buffer while groups come in, again and again; every prompt is trained once."""
-    import asyncio
-
     names = [f"p{i}" for i in range(12)]
     trained = []
     current = process()
@@ -144,7 +143,8 @@ async def test_two_buffers_on_one_database_are_refused(start, tmp_path):
     async with start() as client:
         with pytest.raises(DatabaseInUseError, match=r"buffer\.db is in use"):
             await BufferServer.start(BufferSettings(database=str(tmp_path / "buffer.db")))
-        answer = subprocess.run(
+        answer = await asyncio.to_thread(
+            subprocess.run,
             [sys.executable, "-m", "vime_buffer", "serve", "--database", str(tmp_path / "buffer.db")],
             capture_output=True,
             text=True,

@@ -38,7 +38,7 @@ async def test_a_waiting_group_is_never_handed_out_too_old(client):
     for lease in (await client.lease()).leases:
         await client.commit(lease)
     # One by one: a and b stay within the bound, c would be trained as batch 2 and is still allowed.
-    for number in range(2):
+    for _ in range(2):
         await client.ack(await client.batch())
     batch = await client.batch()
     assert ids(batch) == ["c"]

@@ -15,7 +15,7 @@ from vime_buffer._store.database import Transaction
 from vime_buffer._store.groups import CommitContext, Verdict
 from vime_buffer._store.payloads import SampleRow
 from vime_proto.buffer.v1 import buffer_pb2 as pb
-from vime_proto.errors import ContractError
+from vime_proto.errors import ContractError, StatusError
 from vime_proto.sample.v1 import sample_pb2
 from vime_proto.validate import validate_commit_group, validate_group
 
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class _Prepared:
+    digest: bytes
     intake: Intake
     verdict: Verdict
     rows: list[SampleRow]
@@ -41,10 +42,9 @@ class CommitCalls:
         return await asyncio.shield(asyncio.ensure_future(self._commit(request)))
 
     async def _commit(self, request: pb.CommitGroupRequest) -> pb.CommitGroupResponse:
-        digest = await self.core.work(requests.fingerprint, request)
-        first, prepared = await self.core.work(self._prepare, request, digest)
-        if first is not None:
-            return first
+        prepared = await self.core.work(self._prepare, request)
+        if isinstance(prepared, pb.CommitGroupResponse):
+            return prepared
         taken = [False]
 
         def commit(tx: Transaction) -> pb.CommitGroupResponse:
@@ -55,7 +55,7 @@ class CommitCalls:
             return groups.commit(tx, context, prepared.intake, prepared.verdict, prepared.rows)
 
         try:
-            return await self.core.once(request, request.run_id, pb.CommitGroupResponse, commit, digest)
+            return await self.core.once(request, request.run_id, pb.CommitGroupResponse, commit, prepared.digest)
         except BaseException:
             taken[0] = False
             raise
@@ -63,24 +63,31 @@ class CommitCalls:
             if not taken[0]:
                 await self.core.work(self.core.files.delete, _paths(prepared.rows))
 
-    def _prepare(self, request: pb.CommitGroupRequest, digest: bytes):
+    def _prepare(self, request: pb.CommitGroupRequest) -> _Prepared | pb.CommitGroupResponse:
         """The first answer, if there is one; else what the group's content decides. Raises what refuses it; changes nothing."""
         method = pb.CommitGroupRequest.DESCRIPTOR.name
+        digest = requests.fingerprint(request)
 
-        def look(tx: Transaction):
-            first = requests.recall(tx, request.run_id, method, request.request_id, digest, pb.CommitGroupResponse)
-            return (first, None) if first is not None else (None, groups.open_commit(tx, request))
+        def look(tx: Transaction) -> CommitContext | pb.CommitGroupResponse:
+            try:
+                return groups.open_commit(tx, request)
+            except StatusError:
+                # The lease of a repeated commit has ended; its first answer stands.
+                first = requests.recall(tx, request.run_id, method, request.request_id, digest, pb.CommitGroupResponse)
+                if first is None:
+                    raise
+                return first
 
-        first, context = self.core.database.read(look)
-        if first is not None:
-            return first, None
+        context = self.core.database.read(look)
+        if isinstance(context, pb.CommitGroupResponse):
+            return context
         self._check(request.group, context)
         intake = take_in(request.group, request.attempt)
         if context.evaluation:
-            return None, _Prepared(intake, Verdict(pb.COMMIT_OUTCOME_EVALUATED), [])
+            return _Prepared(digest, intake, Verdict(pb.COMMIT_OUTCOME_EVALUATED), [])
         verdict = self._judge(request.group, intake)
         keep = verdict.outcome == pb.COMMIT_OUTCOME_READY
-        return None, _Prepared(intake, verdict, self._write(intake.payloads, keep))
+        return _Prepared(digest, intake, verdict, self._write(intake.payloads, keep))
 
     def _check(self, group: sample_pb2.Group, context: CommitContext) -> None:
         if group.group_id != context.lease.target:

@@ -15,6 +15,7 @@ LAPSED = "lapsed"
 READ = "read"
 ROLLOUTS_FAILED = "rollouts_failed"
 
+_INSERT = counters.insert()
 _ADD = (
     counters.update()
     .where(
@@ -33,7 +34,7 @@ def add(tx: Transaction, run_id: str, name: str, amount: int = 1, label: str = "
     label = label[:255]
     found = tx.execute(_ADD, {"run": run_id, "counter": name, "of": label, "amount": amount}).rowcount
     if not found:
-        tx.execute(counters.insert(), {"run_id": run_id, "name": name, "label": label, "value": amount})
+        tx.execute(_INSERT, {"run_id": run_id, "name": name, "label": label, "value": amount})
 
 
 def read(tx: Transaction, run_id: str) -> dict[str, dict[str, int]]:

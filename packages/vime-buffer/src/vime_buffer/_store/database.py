@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import fcntl
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +26,12 @@ _MOST_JOINED = 64
 
 class DatabaseInUseError(OSError):
     """Another process holds the database: two buffers on one file would grant the same prompt twice."""
+
+
+def chunks(items: Sequence[str], size: int = 500) -> Iterator[Sequence[str]]:
+    """Parts of a list, each short enough for the parameters of one statement."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 @dataclasses.dataclass
@@ -129,7 +136,8 @@ class Database:
     async def run(self, operation: Callable[[Transaction], Result]) -> Result:
         """Runs ``operation`` in a transaction; what it raises undoes it and is raised here.
 
-        The transaction is not cut off when the caller is cancelled.
+        It may be run twice, when another operation of the same round raised: it must have no effect but on the rows. The
+        transaction is not cut off when the caller is cancelled.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
@@ -203,25 +211,15 @@ class Database:
                 return
 
     def _commit(self, jobs: list[tuple[Callable, Any]]) -> None:
-        outcomes: list[tuple[Any, BaseException | None]] = []
-        delete: list[str] = []
-        changed = False
+        """Commits jobs together. One that raises undoes the round, which is then repeated with each job apart."""
         try:
-            with self._connection.begin():
-                for operation, _ in jobs:
-                    transaction = Transaction(self._connection, self._clock())
-                    try:
-                        with self._connection.begin_nested():
-                            outcomes.append((operation(transaction), None))
-                    except Exception as error:
-                        outcomes.append((None, error))
-                        continue
-                    delete += transaction.delete_after
-                    changed = changed or transaction.changed
-        except Exception as error:
-            # The commit itself failed: nothing of this round happened.
-            outcomes = [(None, error)] * len(jobs)
-            delete, changed = [], False
+            outcomes, delete, changed = self._round(jobs, apart=False)
+        except Exception:
+            try:
+                outcomes, delete, changed = self._round(jobs, apart=True)
+            except Exception as error:
+                # The commit itself failed: nothing of this round happened.
+                outcomes, delete, changed = [(None, error)] * len(jobs), [], False
         for (_, finish), (result, error) in zip(jobs, outcomes, strict=True):
             finish(result, error)
         if changed:
@@ -229,6 +227,25 @@ class Database:
                 listener()
         if delete:
             self._delete_files(delete)
+
+    def _round(self, jobs: list[tuple[Callable, Any]], apart: bool):
+        outcomes: list[tuple[Any, BaseException | None]] = []
+        delete: list[str] = []
+        changed = False
+        with self._connection.begin():
+            for operation, _ in jobs:
+                transaction = Transaction(self._connection, self._clock())
+                try:
+                    with self._connection.begin_nested() if apart else contextlib.nullcontext():
+                        outcomes.append((operation(transaction), None))
+                except Exception as error:
+                    if not apart:
+                        raise
+                    outcomes.append((None, error))
+                    continue
+                delete += transaction.delete_after
+                changed = changed or transaction.changed
+        return outcomes, delete, changed
 
 
 def _lock_file(url: str) -> int | None:

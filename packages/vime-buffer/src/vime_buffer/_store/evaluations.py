@@ -72,7 +72,7 @@ def commit(tx: Transaction, context, intake: Intake, group: sample_pb2.Group) ->
     """Takes the answers to one question in; failed rollouts count as they are."""
     run, lease = context.run, context.lease
     evaluation_id = _evaluation_of(tx, run.run_id, lease.target)
-    leases.end(tx, [lease.lease_id], "committed")
+    leases.end_one(tx, lease.lease_id, "committed")
     groups.count_failures(tx, run.run_id, intake)
     _store(tx, run.run_id, evaluation_id, lease.target, [_summary(rollout) for rollout in group.rollouts])
     # The answers are summed up in the result's row; only training needs the tokens.

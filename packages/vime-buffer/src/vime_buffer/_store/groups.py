@@ -16,10 +16,27 @@ from vime_buffer._store.leases import Lease
 from vime_buffer._store.payloads import SampleRow
 from vime_buffer._store.runs import Run
 from vime_buffer._store.schema import LeaseKind, PromptState, Purpose, groups
+from vime_buffer._store.schema import leases as lease_rows
 from vime_buffer._store.schema import prompts as prompt_rows
+from vime_buffer._store.schema import runs as run_rows
 from vime_proto.buffer.v1 import buffer_pb2 as pb
 from vime_proto.errors import StatusError
-from vime_proto.sample.v1 import sample_pb2
+
+# Lease, prompt and run in one look: a commit needs all three, twice.
+_LEASE_COLUMNS = len(lease_rows.c)
+_CONTEXT = (
+    sa.select(*lease_rows.c, prompt_rows.c.group_size, prompt_rows.c.seq, *run_rows.c)
+    .join(
+        prompt_rows,
+        sa.and_(prompt_rows.c.run_id == lease_rows.c.run_id, prompt_rows.c.prompt_id == lease_rows.c.target),
+    )
+    .join(run_rows, run_rows.c.run_id == lease_rows.c.run_id)
+    .where(lease_rows.c.lease_id == sa.bindparam("lease"), lease_rows.c.run_id == sa.bindparam("run"))
+)
+_INSERT = groups.insert()
+_NEXT_READY = (
+    run_rows.update().where(run_rows.c.run_id == sa.bindparam("run")).values(next_ready=run_rows.c.next_ready + 1)
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +61,7 @@ class CommitContext:
     run: Run
     lease: Lease
     group_size: int
+    seq: int
 
     @property
     def evaluation(self) -> bool:
@@ -56,26 +74,27 @@ def open_commit(tx: Transaction, request: pb.CommitGroupRequest) -> CommitContex
     Raises:
         StatusError: ABORTED for a lease that is no longer held or another attempt, NOT_FOUND for an unknown run.
     """
-    run = runs.get(tx, request.run_id)
-    lease = leases.find_open(tx, run.run_id, request.lease_id, LeaseKind.PROMPT)
+    row = tx.execute(_CONTEXT, {"lease": request.lease_id, "run": request.run_id}).first()
+    if row is None:
+        run = runs.get(tx, request.run_id)
+        leases.check_open(tx, run.run_id, request.lease_id, LeaseKind.PROMPT, None)
+    lease = Lease(*row[:_LEASE_COLUMNS])
+    run = Run(*row[_LEASE_COLUMNS + 2 :])
+    group_size, seq = row[_LEASE_COLUMNS : _LEASE_COLUMNS + 2]
+    leases.check_open(tx, run.run_id, request.lease_id, LeaseKind.PROMPT, lease)
     if lease.attempt != request.attempt:
         raise StatusError(
             grpc.StatusCode.ABORTED,
             f"lease_id {lease.lease_id!r} is for attempt {lease.attempt} of prompt {lease.target!r}, not {request.attempt}",
         )
-    payload = tx.execute(
-        sa.select(prompt_rows.c.payload).where(
-            prompt_rows.c.run_id == run.run_id, prompt_rows.c.prompt_id == lease.target
-        )
-    ).scalar_one()
     # Prompts of an evaluation state their size themselves.
-    return CommitContext(run, lease, sample_pb2.Prompt.FromString(payload).group_size or run.group_size)
+    return CommitContext(run, lease, group_size or run.group_size, seq)
 
 
 def is_stale(tx: Transaction, run: Run, intake: Intake) -> str:
     """Why a group may not be trained on any more; empty when it may."""
-    tree = runs.lineage_tree(tx, run.run_id)
-    if not alive(intake.versions, tree):
+    old_lineages = any(lineage != run.lineage for lineage, _ in intake.versions)
+    if old_lineages and not alive(intake.versions, runs.lineage_tree(tx, run.run_id)):
         return f"a segment of version {pack_versions(intake.versions)} is of a dead lineage"
     if is_too_old(intake.oldest, run.trained, run.max_staleness):
         return (
@@ -92,7 +111,7 @@ def commit(
     run, lease = context.run, context.lease
     payloads.check_blobs(tx, run.run_id, intake.blob_fields)
     payloads.check_new_samples(tx, run.run_id, intake.sample_fields)
-    leases.end(tx, [lease.lease_id], "committed")
+    leases.end_one(tx, lease.lease_id, "committed")
     counters.add(tx, run.run_id, counters.COMMITTED)
     count_failures(tx, run.run_id, intake)
     tx.changed = True
@@ -117,7 +136,7 @@ def commit(
         dropped = prompts.fail(tx, run, lease.target, verdict.reason)
         outcome = pb.COMMIT_OUTCOME_DROPPED if dropped else verdict.outcome
         return _not_kept(tx, run, rows, outcome, verdict.reason)
-    _keep(tx, run, lease, intake, rows)
+    _keep(tx, context, intake, rows)
     return pb.CommitGroupResponse(outcome=pb.COMMIT_OUTCOME_READY)
 
 
@@ -127,15 +146,14 @@ def count_failures(tx: Transaction, run_id: str, intake: Intake) -> None:
         counters.add(tx, run_id, counters.ROLLOUTS_FAILED, label=stage)
 
 
-def _keep(tx: Transaction, run: Run, lease: Lease, intake: Intake, rows: Sequence[SampleRow]) -> None:
-    key = (prompt_rows.c.run_id == run.run_id, prompt_rows.c.prompt_id == lease.target)
-    seq = tx.execute(sa.select(prompt_rows.c.seq).where(*key)).scalar_one()
+def _keep(tx: Transaction, context: CommitContext, intake: Intake, rows: Sequence[SampleRow]) -> None:
+    run, lease = context.run, context.lease
     tx.execute(
-        groups.insert(),
+        _INSERT,
         {
             "run_id": run.run_id,
             "group_id": lease.target,
-            "seq": seq,
+            "seq": context.seq,
             "ready": run.next_ready,
             "attempt": lease.attempt,
             "content": intake.index.SerializeToString(),
@@ -144,9 +162,9 @@ def _keep(tx: Transaction, run: Run, lease: Lease, intake: Intake, rows: Sequenc
             "batch_id": "",
         },
     )
-    runs.update(tx, run.run_id, next_ready=run.next_ready + 1)
+    tx.execute(_NEXT_READY, {"run": run.run_id})
     payloads.insert_samples(tx, run.run_id, lease.target, rows)
-    prompts.set_state(tx, run.run_id, [lease.target], PromptState.READY, partial=None)
+    prompts.settle(tx, run.run_id, lease.target, PromptState.READY)
 
 
 def _not_kept(tx: Transaction, run: Run, rows: Sequence[SampleRow], outcome: int, reason: str):

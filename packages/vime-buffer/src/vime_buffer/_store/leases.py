@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from vime_buffer._rules import is_too_old
 from vime_buffer._store import counters, prompts
-from vime_buffer._store.database import Transaction
+from vime_buffer._store.database import Transaction, chunks
 from vime_buffer._store.runs import Run
 from vime_buffer._store.schema import BatchState, LeaseKind, Purpose, batches, holders, leases
 from vime_proto.buffer.v1 import buffer_pb2 as pb
@@ -21,6 +21,7 @@ _FIND = sa.select(leases).where(leases.c.lease_id == sa.bindparam("lease"))
 _LAPSED = sa.select(leases.c.lease_id, leases.c.kind, leases.c.target, leases.c.purpose).where(
     leases.c.run_id == sa.bindparam("run"), leases.c.ended == "", leases.c.expires_at <= sa.bindparam("at")
 )
+_END = leases.update().where(leases.c.lease_id == sa.bindparam("lease")).values(ended=sa.bindparam("why"))
 _HOLDER = sa.select(holders.c.incarnation, holders.c.retired).where(
     holders.c.run_id == sa.bindparam("run"),
     holders.c.kind == sa.bindparam("what"),
@@ -83,7 +84,11 @@ def find_open(tx: Transaction, run_id: str, lease_id: str, kind: LeaseKind) -> L
         StatusError: ABORTED, when it ended, lapsed or never was.
     """
     row = tx.execute(_FIND, {"lease": lease_id}).first()
-    lease = Lease(*row) if row is not None else None
+    return check_open(tx, run_id, lease_id, kind, Lease(*row) if row is not None else None)
+
+
+def check_open(tx: Transaction, run_id: str, lease_id: str, kind: LeaseKind, lease: Lease | None) -> Lease:
+    """The lease, if it is open and of this kind; raises as ``find_open`` does."""
     if lease is None or lease.run_id != run_id or lease.kind != kind:
         known = "unknown"
     elif lease.ended:
@@ -97,8 +102,13 @@ def find_open(tx: Transaction, run_id: str, lease_id: str, kind: LeaseKind) -> L
 
 def end(tx: Transaction, lease_ids: Sequence[str], why: str) -> None:
     """Ends leases; what becomes of their targets is the caller's."""
-    if lease_ids:
-        tx.execute(leases.update().where(leases.c.lease_id.in_(lease_ids)).values(ended=why))
+    for part in chunks(lease_ids):
+        tx.execute(leases.update().where(leases.c.lease_id.in_(part)).values(ended=why))
+
+
+def end_one(tx: Transaction, lease_id: str, why: str) -> None:
+    """Ends one lease; what every commit does, hence prepared."""
+    tx.execute(_END, {"lease": lease_id, "why": why})
 
 
 def give_back(tx: Transaction, run_id: str, rows, why: str) -> None:
@@ -167,14 +177,18 @@ def enter(tx: Transaction, run_id: str, kind: LeaseKind, holder: str, incarnatio
 
 def renew(tx: Transaction, run: Run, lease_ids: Sequence[str], ttl: float) -> list[int]:
     """Renews leases; one directive each, in order. A lease whose answer would be too old ends here."""
-    rows = tx.execute(
-        sa.select(leases).where(
-            leases.c.lease_id.in_(lease_ids),
-            leases.c.run_id == run.run_id,
-            leases.c.ended == "",
-            leases.c.expires_at > tx.now,
+    rows = [
+        row
+        for part in chunks(lease_ids)
+        for row in tx.execute(
+            sa.select(leases).where(
+                leases.c.lease_id.in_(part),
+                leases.c.run_id == run.run_id,
+                leases.c.ended == "",
+                leases.c.expires_at > tx.now,
+            )
         )
-    ).all()
+    ]
     go_on: set[str] = set()
     for lease in (Lease(*row) for row in rows):
         if lease.purpose == Purpose.TRAIN and lease.kind == LeaseKind.PROMPT and _hopeless(run, lease):
@@ -183,8 +197,8 @@ def renew(tx: Transaction, run: Run, lease_ids: Sequence[str], ttl: float) -> li
             prompts.fail(tx, run, lease.target, "its answer would have been too old")
         else:
             go_on.add(lease.lease_id)
-    if go_on:
-        tx.execute(leases.update().where(leases.c.lease_id.in_(go_on)).values(expires_at=tx.now + ttl))
+    for part in chunks(sorted(go_on)):
+        tx.execute(leases.update().where(leases.c.lease_id.in_(part)).values(expires_at=tx.now + ttl))
     return [pb.LEASE_DIRECTIVE_CONTINUE if lease_id in go_on else pb.LEASE_DIRECTIVE_ABORT for lease_id in lease_ids]
 
 

@@ -14,6 +14,11 @@ from vime_proto.errors import ContractError
 # Marks an entry of Transaction.delete_after that is a URI below a trace root, not a name below the blob root.
 URI_MARK = "uri "
 
+_INSERT = samples.insert()
+_TAKEN = sa.select(samples.c.sample_id).where(
+    samples.c.run_id == sa.bindparam("run"), samples.c.sample_id.in_(sa.bindparam("ids", expanding=True))
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class StoredFile:
@@ -43,7 +48,7 @@ def insert_samples(tx: Transaction, run_id: str, group_id: str, rows: Sequence[S
     if not rows:
         return
     tx.execute(
-        samples.insert(),
+        _INSERT,
         [
             {
                 "run_id": run_id,
@@ -125,10 +130,7 @@ def check_new_samples(tx: Transaction, run_id: str, fields: dict[str, str]) -> N
     """
     if not fields:
         return
-    taken = tx.execute(
-        sa.select(samples.c.sample_id).where(samples.c.run_id == run_id, samples.c.sample_id.in_(fields))
-    ).scalars()
-    for sample_id in taken:
+    for sample_id in tx.execute(_TAKEN, {"run": run_id, "ids": list(fields)}).scalars():
         raise ContractError(fields[sample_id], f"sample_id {sample_id!r} exists in run {run_id!r} already")
 
 

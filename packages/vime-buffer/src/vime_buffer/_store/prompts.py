@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from vime_buffer._rules import Occupancy, after_failed_attempt
 from vime_buffer._store import counters
-from vime_buffer._store.database import Transaction
+from vime_buffer._store.database import Transaction, chunks
 from vime_buffer._store.runs import Run, update
 from vime_buffer._store.schema import PromptState, Purpose, prompts
 from vime_proto.sample.v1 import sample_pb2
@@ -33,6 +33,12 @@ _QUEUE = (
     )
     .order_by(prompts.c.seq)
     .limit(sa.bindparam("most"))
+)
+
+_SETTLE = (
+    prompts.update()
+    .where(prompts.c.run_id == sa.bindparam("run"), prompts.c.prompt_id == sa.bindparam("prompt"))
+    .values(state=sa.bindparam("to"), partial=None)
 )
 
 
@@ -94,6 +100,7 @@ def insert(
                 "purpose": int(purpose),
                 "state": int(state),
                 "evaluation_id": evaluation_id,
+                "group_size": one.prompt.group_size,
                 "payload": one.prompt.SerializeToString(),
                 "digest": digest(one.prompt),
                 "reason": one.reason,
@@ -130,7 +137,12 @@ def reformat(tx: Transaction, run: Run, one: NewPrompt) -> None:
         tx.execute(
             prompts.update()
             .where(*key)
-            .values(state=int(PromptState.PENDING), payload=one.prompt.SerializeToString(), digest=digest(one.prompt))
+            .values(
+                state=int(PromptState.PENDING),
+                group_size=one.prompt.group_size,
+                payload=one.prompt.SerializeToString(),
+                digest=digest(one.prompt),
+            )
         )
         tx.changed = True
     else:
@@ -139,12 +151,17 @@ def reformat(tx: Transaction, run: Run, one: NewPrompt) -> None:
 
 def set_state(tx: Transaction, run_id: str, prompt_ids: Sequence[str], state: PromptState, **values) -> None:
     """Moves prompts to a state."""
-    if prompt_ids:
+    for part in chunks(prompt_ids):
         tx.execute(
             prompts.update()
-            .where(prompts.c.run_id == run_id, prompts.c.prompt_id.in_(prompt_ids))
+            .where(prompts.c.run_id == run_id, prompts.c.prompt_id.in_(part))
             .values(state=int(state), **values)
         )
+
+
+def settle(tx: Transaction, run_id: str, prompt_id: str, state: PromptState) -> None:
+    """Moves one prompt on after its commit and forgets its partial rollouts; what every commit does, hence prepared."""
+    tx.execute(_SETTLE, {"run": run_id, "prompt": prompt_id, "to": int(state)})
 
 
 def requeue(tx: Transaction, run_id: str, prompt_ids: Sequence[str]) -> None:
@@ -181,9 +198,9 @@ def put(tx: Transaction, run: Run, given: Sequence[sample_pb2.Prompt]) -> tuple[
     """
     ids = [prompt.prompt_id for prompt in given]
     known: dict[str, bytes] = {}
-    for start in range(0, len(ids), 500):
+    for part in chunks(ids):
         statement = sa.select(prompts.c.prompt_id, prompts.c.digest).where(
-            prompts.c.run_id == run.run_id, prompts.c.prompt_id.in_(ids[start : start + 500])
+            prompts.c.run_id == run.run_id, prompts.c.prompt_id.in_(part)
         )
         known |= {prompt_id: value for prompt_id, value in tx.execute(statement)}
     new: list[NewPrompt] = []

@@ -20,6 +20,7 @@ _FIND = sa.select(requests.c.digest, requests.c.response).where(
     requests.c.method == sa.bindparam("name"),
     requests.c.request_id == sa.bindparam("request"),
 )
+_INSERT = requests.insert()
 
 
 def fingerprint(request: Message) -> bytes:
@@ -55,7 +56,7 @@ def recall(
 def remember(tx: Transaction, run_id: str, method: str, request_id: str, digest: bytes, response: Message) -> None:
     """Keeps an answer, in the same transaction as what it answers for."""
     tx.execute(
-        requests.insert(),
+        _INSERT,
         {
             "run_id": run_id,
             "method": method,

@@ -105,6 +105,8 @@ prompts = Table(
     Column("evaluation_id", String(255), nullable=False, default=""),
     Column("attempts", Integer, nullable=False, default=0),
     Column("failures", Integer, nullable=False, default=0),
+    # Rollouts wanted, as far as the prompt states it; 0 takes the run's group size.
+    Column("group_size", Integer, nullable=False, default=0),
     # Serialised Prompt; NULL once the prompt is collected.
     Column("payload", LargeBinary),
     Column("digest", LargeBinary, nullable=False),
