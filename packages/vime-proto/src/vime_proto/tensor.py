@@ -34,7 +34,7 @@ _ENUM = {dtype: enum for enum, dtype in _NUMPY.items() if enum not in _BITS_ONLY
 
 
 def numpy_dtype(dtype: int, field: str = "dtype") -> np.dtype:
-    """The numpy type that holds elements of a ``DType`` (bits, for bfloat16 and float8).
+    """The numpy type that holds elements of a ``Dtype`` (bits, for bfloat16 and float8).
 
     Raises:
         ContractError: unknown or unspecified dtype.
@@ -42,11 +42,11 @@ def numpy_dtype(dtype: int, field: str = "dtype") -> np.dtype:
     try:
         return _NUMPY[dtype]
     except KeyError:
-        raise ContractError(field, f"unknown dtype {dtype}; valid: {', '.join(map(pb.DType.Name, _NUMPY))}") from None
+        raise ContractError(field, f"unknown dtype {dtype}; valid: {', '.join(map(pb.Dtype.Name, _NUMPY))}") from None
 
 
 def itemsize(dtype: int, field: str = "dtype") -> int:
-    """Bytes of one element of a ``DType``."""
+    """Bytes of one element of a ``Dtype``."""
     return numpy_dtype(dtype, field).itemsize
 
 
@@ -55,10 +55,10 @@ def to_tensor(array: np.ndarray, dtype: int | None = None) -> pb.Tensor:
 
     Args:
         array: any numpy array; it is made contiguous and little-endian if it is not.
-        dtype: the ``DType`` to state. Needed only where numpy has no such type: bfloat16 and float8, given as bits.
+        dtype: the ``Dtype`` to state. Needed only where numpy has no such type: bfloat16 and float8, given as bits.
 
     Raises:
-        ContractError: numpy type without a ``DType``, or a stated dtype of another element size.
+        ContractError: numpy type without a ``Dtype``, or a stated dtype of another element size.
     """
     array = np.asarray(array)
     native = array.dtype.newbyteorder("<") if array.dtype.byteorder == ">" else array.dtype
@@ -68,9 +68,9 @@ def to_tensor(array: np.ndarray, dtype: int | None = None) -> pb.Tensor:
     if dtype is None:
         dtype = _ENUM.get(np.dtype(native.str.replace("=", "<")))
         if dtype is None:
-            raise ContractError("dtype", f"numpy type {array.dtype} has no DType; valid: {', '.join(map(str, _ENUM))}")
+            raise ContractError("dtype", f"numpy type {array.dtype} has no Dtype; valid: {', '.join(map(str, _ENUM))}")
     elif numpy_dtype(dtype) != native:
-        raise ContractError("dtype", f"{pb.DType.Name(dtype)} needs numpy type {_NUMPY[dtype]}, got {array.dtype}")
+        raise ContractError("dtype", f"{pb.Dtype.Name(dtype)} needs numpy type {_NUMPY[dtype]}, got {array.dtype}")
     return pb.Tensor(dtype=dtype, shape=array.shape, data=data.tobytes())
 
 
@@ -85,7 +85,7 @@ def to_numpy(
     Args:
         tensor: the message.
         field: how errors name it.
-        dtype: the only ``DType`` that is right; None takes any.
+        dtype: the only ``Dtype`` that is right; None takes any.
         shape: the expected shape; None stands for any length of a dimension.
 
     Raises:
@@ -93,7 +93,7 @@ def to_numpy(
     """
     kind = numpy_dtype(tensor.dtype, f"{field}.dtype")
     if dtype is not None and tensor.dtype != dtype:
-        raise ContractError(f"{field}.dtype", f"must be {pb.DType.Name(dtype)}, got {pb.DType.Name(tensor.dtype)}")
+        raise ContractError(f"{field}.dtype", f"must be {pb.Dtype.Name(dtype)}, got {pb.Dtype.Name(tensor.dtype)}")
     dims = tuple(tensor.shape)
     if shape is not None and (
         len(dims) != len(shape) or any(want is not None and want != got for want, got in zip(shape, dims, strict=True))

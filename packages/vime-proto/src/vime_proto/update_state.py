@@ -29,7 +29,7 @@ from vime_proto.weights.v1 import weights_pb2 as pb
 _HASHERS = {common.CHECKSUM_ALGORITHM_XXH3_64: xxhash.xxh3_64, common.CHECKSUM_ALGORITHM_SHA256: hashlib.sha256}
 
 Expected = Mapping[str, tuple[int, tuple[int, ...]]]
-"""What a model takes: DType and whole shape by tensor name."""
+"""What a model takes: Dtype and whole shape by tensor name."""
 
 
 def expected_of(tensors: Iterable[pb.TensorSpec]) -> dict[str, tuple[int, tuple[int, ...]]]:

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 
 from vime_proto.fakes import FakeBuffer, FakeEngine, FakeRouter, build, serve
-from vime_proto.process import until_stopped, write_address_file
+from vime_proto.process import stop_event, write_address_file
 from vime_proto.server import ServerOptions
 
 EVALUATION_SET = "conformance"
@@ -24,11 +24,12 @@ def make(arguments: argparse.Namespace):
 
 async def main(arguments: argparse.Namespace) -> None:
     """Serves until stopped."""
+    stopped = stop_event()
     async with serve(make(arguments), ServerOptions(address=arguments.address)) as server:
         if arguments.address_file:
             write_address_file(arguments.address_file, server.address)
         print(f"listening on {server.address}", flush=True)
-        await until_stopped()
+        await stopped.wait()
 
 
 def parser() -> argparse.ArgumentParser:

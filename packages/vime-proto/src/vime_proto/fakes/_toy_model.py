@@ -28,7 +28,7 @@ DIGEST = digest_of(EXPECTED)
 
 
 def toy_weights(seed: int) -> dict[str, tuple[np.ndarray, int]]:
-    """Random tensors of the toy model, with their DType, by name."""
+    """Random tensors of the toy model, with their Dtype, by name."""
     rng = np.random.default_rng(seed)
     return {
         name: (rng.standard_normal(shape).astype(np.float32), common.DTYPE_FLOAT32) for name, shape in _SHAPES.items()

@@ -158,7 +158,7 @@ def manifest(
     Args:
         update_id: of the update.
         version: after Commit.
-        tensors: array (bits, for bfloat16) and DType by name.
+        tensors: array (bits, for bfloat16) and Dtype by name.
         chunks: names of each chunk, by source; None puts all into one chunk of one source.
         base: version that a delta applies to.
         checksums: whether chunks carry one.

@@ -46,7 +46,7 @@ def validate_trace_header(header: pb.RoutingTraceHeader, field: str = "header", 
         raise ContractError(f"{field}.top_k", f"must be in [1, {header.experts}], got {header.top_k}")
     wanted = common.DTYPE_UINT8 if header.experts <= 256 else common.DTYPE_UINT16
     if header.dtype != wanted:
-        raise ContractError(f"{field}.dtype", f"{header.experts} experts need {common.DType.Name(wanted)}")
+        raise ContractError(f"{field}.dtype", f"{header.experts} experts need {common.Dtype.Name(wanted)}")
     layers = list(header.layer_ids)
     if not layers or any(low >= high for low, high in itertools.pairwise(layers)):
         raise ContractError(f"{field}.layer_ids", f"must be ascending and not empty, got {layers}")

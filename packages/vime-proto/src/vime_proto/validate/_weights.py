@@ -17,8 +17,8 @@ from vime_proto.weights.v1 import weights_pb2 as pb
 
 
 def dtype_name(dtype: int) -> str:
-    """Name of a DType as model_digest spells it, such as "bfloat16"."""
-    return common.DType.Name(dtype).removeprefix("DTYPE_").lower()
+    """Name of a Dtype as model_digest spells it, such as "bfloat16"."""
+    return common.Dtype.Name(dtype).removeprefix("DTYPE_").lower()
 
 
 def model_digest(tensors: Iterable[pb.TensorSpec]) -> str:

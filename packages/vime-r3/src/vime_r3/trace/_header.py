@@ -16,7 +16,7 @@ from vime_r3.trace._ranges import Range
 
 
 def id_dtype(experts: int) -> tuple[np.dtype, int]:
-    """The numpy type and the ``DType`` of an id: uint8 up to 256 experts, uint16 above."""
+    """The numpy type and the ``Dtype`` of an id: uint8 up to 256 experts, uint16 above."""
     if not 1 <= experts <= 65_536:
         raise ContractError("experts", f"must be in [1, 65536], got {experts}")
     return (np.dtype("<u1"), common.DTYPE_UINT8) if experts <= 256 else (np.dtype("<u2"), common.DTYPE_UINT16)
@@ -78,7 +78,7 @@ def hole_count(header: pb.RoutingTraceHeader) -> int:
 def _check(header: pb.RoutingTraceHeader) -> Shape:
     dtype, enum = id_dtype(header.experts)
     if header.dtype != enum:
-        wanted, got = common.DType.Name(enum), common.DType.Name(header.dtype)
+        wanted, got = common.Dtype.Name(enum), common.Dtype.Name(header.dtype)
         raise ContractError("dtype", f"must be {wanted} for {header.experts} experts, got {got}")
     layers = check_shape(header.experts, header.top_k, header.layer_ids)
     for name in ("rows", "payload_length"):

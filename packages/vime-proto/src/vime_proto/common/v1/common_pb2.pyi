@@ -7,24 +7,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class Dtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    DTYPE_UNSPECIFIED: _ClassVar[DType]
-    DTYPE_BOOL: _ClassVar[DType]
-    DTYPE_UINT8: _ClassVar[DType]
-    DTYPE_UINT16: _ClassVar[DType]
-    DTYPE_UINT32: _ClassVar[DType]
-    DTYPE_UINT64: _ClassVar[DType]
-    DTYPE_INT8: _ClassVar[DType]
-    DTYPE_INT16: _ClassVar[DType]
-    DTYPE_INT32: _ClassVar[DType]
-    DTYPE_INT64: _ClassVar[DType]
-    DTYPE_FLOAT16: _ClassVar[DType]
-    DTYPE_BFLOAT16: _ClassVar[DType]
-    DTYPE_FLOAT32: _ClassVar[DType]
-    DTYPE_FLOAT64: _ClassVar[DType]
-    DTYPE_FLOAT8_E4M3: _ClassVar[DType]
-    DTYPE_FLOAT8_E5M2: _ClassVar[DType]
+    DTYPE_UNSPECIFIED: _ClassVar[Dtype]
+    DTYPE_BOOL: _ClassVar[Dtype]
+    DTYPE_UINT8: _ClassVar[Dtype]
+    DTYPE_UINT16: _ClassVar[Dtype]
+    DTYPE_UINT32: _ClassVar[Dtype]
+    DTYPE_UINT64: _ClassVar[Dtype]
+    DTYPE_INT8: _ClassVar[Dtype]
+    DTYPE_INT16: _ClassVar[Dtype]
+    DTYPE_INT32: _ClassVar[Dtype]
+    DTYPE_INT64: _ClassVar[Dtype]
+    DTYPE_FLOAT16: _ClassVar[Dtype]
+    DTYPE_BFLOAT16: _ClassVar[Dtype]
+    DTYPE_FLOAT32: _ClassVar[Dtype]
+    DTYPE_FLOAT64: _ClassVar[Dtype]
+    DTYPE_FLOAT8_E4M3: _ClassVar[Dtype]
+    DTYPE_FLOAT8_E5M2: _ClassVar[Dtype]
 
 class ChecksumAlgorithm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -32,22 +32,22 @@ class ChecksumAlgorithm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHECKSUM_ALGORITHM_XXH3_64: _ClassVar[ChecksumAlgorithm]
     CHECKSUM_ALGORITHM_SHA256: _ClassVar[ChecksumAlgorithm]
     CHECKSUM_ALGORITHM_CRC32C: _ClassVar[ChecksumAlgorithm]
-DTYPE_UNSPECIFIED: DType
-DTYPE_BOOL: DType
-DTYPE_UINT8: DType
-DTYPE_UINT16: DType
-DTYPE_UINT32: DType
-DTYPE_UINT64: DType
-DTYPE_INT8: DType
-DTYPE_INT16: DType
-DTYPE_INT32: DType
-DTYPE_INT64: DType
-DTYPE_FLOAT16: DType
-DTYPE_BFLOAT16: DType
-DTYPE_FLOAT32: DType
-DTYPE_FLOAT64: DType
-DTYPE_FLOAT8_E4M3: DType
-DTYPE_FLOAT8_E5M2: DType
+DTYPE_UNSPECIFIED: Dtype
+DTYPE_BOOL: Dtype
+DTYPE_UINT8: Dtype
+DTYPE_UINT16: Dtype
+DTYPE_UINT32: Dtype
+DTYPE_UINT64: Dtype
+DTYPE_INT8: Dtype
+DTYPE_INT16: Dtype
+DTYPE_INT32: Dtype
+DTYPE_INT64: Dtype
+DTYPE_FLOAT16: Dtype
+DTYPE_BFLOAT16: Dtype
+DTYPE_FLOAT32: Dtype
+DTYPE_FLOAT64: Dtype
+DTYPE_FLOAT8_E4M3: Dtype
+DTYPE_FLOAT8_E5M2: Dtype
 CHECKSUM_ALGORITHM_UNSPECIFIED: ChecksumAlgorithm
 CHECKSUM_ALGORITHM_XXH3_64: ChecksumAlgorithm
 CHECKSUM_ALGORITHM_SHA256: ChecksumAlgorithm
@@ -58,10 +58,10 @@ class Tensor(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
-    dtype: DType
+    dtype: Dtype
     shape: _containers.RepeatedScalarFieldContainer[int]
     data: bytes
-    def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, dtype: _Optional[_Union[Dtype, str]] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class PolicyVersion(_message.Message):
     __slots__ = ("run_id", "lineage", "number")

@@ -164,8 +164,8 @@ class GetModelInfoResponse(_message.Message):
     moe_layer_ids: _containers.RepeatedScalarFieldContainer[int]
     version: _common_pb2.PolicyVersion
     model_digest: str
-    dtype: _common_pb2.DType
-    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., experts: _Optional[int] = ..., top_k_experts: _Optional[int] = ..., moe_layer_ids: _Optional[_Iterable[int]] = ..., version: _Optional[_Union[_common_pb2.PolicyVersion, _Mapping]] = ..., model_digest: _Optional[str] = ..., dtype: _Optional[_Union[_common_pb2.DType, str]] = ...) -> None: ...
+    dtype: _common_pb2.Dtype
+    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., experts: _Optional[int] = ..., top_k_experts: _Optional[int] = ..., moe_layer_ids: _Optional[_Iterable[int]] = ..., version: _Optional[_Union[_common_pb2.PolicyVersion, _Mapping]] = ..., model_digest: _Optional[str] = ..., dtype: _Optional[_Union[_common_pb2.Dtype, str]] = ...) -> None: ...
 
 class EngineLayout(_message.Message):
     __slots__ = ("tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel")

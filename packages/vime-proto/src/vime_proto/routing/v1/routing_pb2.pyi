@@ -57,13 +57,13 @@ class RoutingTraceHeader(_message.Message):
     top_k: int
     layer_ids: _containers.RepeatedScalarFieldContainer[int]
     rows: int
-    dtype: _common_pb2.DType
+    dtype: _common_pb2.Dtype
     holes: _containers.RepeatedCompositeFieldContainer[_common_pb2.IndexRange]
     spans: _containers.RepeatedCompositeFieldContainer[VersionSpan]
     inexact: _containers.RepeatedCompositeFieldContainer[_common_pb2.IndexRange]
     chunks: _containers.RepeatedCompositeFieldContainer[TraceChunk]
     payload_length: int
-    def __init__(self, experts: _Optional[int] = ..., top_k: _Optional[int] = ..., layer_ids: _Optional[_Iterable[int]] = ..., rows: _Optional[int] = ..., dtype: _Optional[_Union[_common_pb2.DType, str]] = ..., holes: _Optional[_Iterable[_Union[_common_pb2.IndexRange, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., inexact: _Optional[_Iterable[_Union[_common_pb2.IndexRange, _Mapping]]] = ..., chunks: _Optional[_Iterable[_Union[TraceChunk, _Mapping]]] = ..., payload_length: _Optional[int] = ...) -> None: ...
+    def __init__(self, experts: _Optional[int] = ..., top_k: _Optional[int] = ..., layer_ids: _Optional[_Iterable[int]] = ..., rows: _Optional[int] = ..., dtype: _Optional[_Union[_common_pb2.Dtype, str]] = ..., holes: _Optional[_Iterable[_Union[_common_pb2.IndexRange, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., inexact: _Optional[_Iterable[_Union[_common_pb2.IndexRange, _Mapping]]] = ..., chunks: _Optional[_Iterable[_Union[TraceChunk, _Mapping]]] = ..., payload_length: _Optional[int] = ...) -> None: ...
 
 class RoutingTrace(_message.Message):
     __slots__ = ("header", "inline", "blob_id", "uri")

@@ -26,10 +26,10 @@ class TensorSpec(_message.Message):
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
     name: str
-    dtype: _common_pb2.DType
+    dtype: _common_pb2.Dtype
     shape: _containers.RepeatedScalarFieldContainer[int]
     pieces: _containers.RepeatedCompositeFieldContainer[TensorPiece]
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[_common_pb2.DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., pieces: _Optional[_Iterable[_Union[TensorPiece, _Mapping]]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[_common_pb2.Dtype, str]] = ..., shape: _Optional[_Iterable[int]] = ..., pieces: _Optional[_Iterable[_Union[TensorPiece, _Mapping]]] = ...) -> None: ...
 
 class WeightChunk(_message.Message):
     __slots__ = ("index", "bytes", "checksum", "tensors")
