@@ -72,11 +72,7 @@ class EngineProcess:
     def stop(self) -> int:
         """Ends it; its exit status."""
         self.process.terminate()
-        try:
-            return self.process.wait(15)
-        finally:
-            self.process.kill()
-            self.log_file.close()
+        return self.process.wait(15)
 
     def status(self) -> pb.EngineStatus:
         """GetStatus."""
@@ -136,18 +132,22 @@ def _root(name: str) -> Path:
 
 
 @contextlib.contextmanager
-def running(name: str, cfg: dict, seed: int, *arguments: str):
-    """An engine on a model made for it."""
+def running(name: str, cfg: dict, seed: int, *arguments: str, wait: bool = True):
+    """An engine on a model made for it. One that still runs at the end must stop cleanly, within seconds."""
     root = _root(name)
     try:
         tensors = models.weights(cfg, seed)
         folder = models.save(root / "model", cfg, tensors)
-        process = EngineProcess(folder, root / "run", *arguments)
+        process = EngineProcess(folder, root / "run", *arguments, wait=wait)
         process.folder, process.config, process.tensors = folder, cfg, tensors
         try:
             yield process
+            if process.process.poll() is None:
+                began = time.monotonic()
+                assert process.stop() == 0 and time.monotonic() - began < 6
         finally:
-            process.stop()
+            process.process.kill()
+            process.log_file.close()
     finally:
         subprocess.run(["rm", "-rf", str(root)], check=True)
 

@@ -37,7 +37,7 @@ class EngineSettings(Settings):
     message_seconds: float = Field(0.25, gt=0, description="seconds after which new tokens are sent, however few")
     replay_capacity: int = Field(4096, ge=1, description="finished answers kept for repeated request ids")
     replay_tokens: int = Field(4_000_000, ge=1, description="tokens of the answers kept")
-    minimum_version_seconds: float = Field(30.0, ge=0, description="how long a request waits for its minimum version")
+    minimum_version_seconds: float = Field(5.0, ge=0, description="how long a request waits for its minimum version")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("WARNING", description="of vLLM's log")
     vllm: dict[str, Any] = Field({}, description="further engine arguments of vLLM, by name")
     server: ServerSettings = ServerSettings()

@@ -61,7 +61,7 @@ class Backend:
         """Ends vLLM's processes."""
         # Older versions take no time limit.
         if "timeout" in inspect.signature(self._engine.shutdown).parameters:
-            self._engine.shutdown(timeout=1.0)
+            self._engine.shutdown(timeout=3.0)
         else:
             self._engine.shutdown()
 
@@ -160,6 +160,7 @@ class Backend:
             logprobs=sampling.top_logprobs,
             prompt_logprobs=sampling.prompt_logprobs,
             flat_logprobs=True,
+            skip_clone=True,
             detokenize=False,
             output_kind=self._kind,
         )

@@ -13,7 +13,7 @@ def prepare(settings: EngineSettings) -> None:
         {
             "VIME_ENGINE": "1",
             # A forked child of a process with gRPC threads deadlocks.
-            "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
+            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
             "VLLM_LOGGING_LEVEL": settings.log_level,
             "VLLM_NO_USAGE_STATS": "1",
