@@ -75,6 +75,11 @@ def services(role: str, config: dict):
     return [(trainer_pb2_grpc.add_TrainerServiceServicer_to_server, trainer, "vime.trainer.v1.TrainerService")]
 
 
+def leave_child(mark: str) -> None:
+    """A child in a session of its own, as a daemon would be."""
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", mark], start_new_session=True)
+
+
 async def main(role: str, config: dict) -> int:
     stop = stop_event()
     if config.get("stubborn"):
@@ -82,8 +87,7 @@ async def main(role: str, config: dict) -> int:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if config.get("child"):
-        # In a session of its own, as a daemon would be.
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", config["child"]], start_new_session=True)
+        leave_child(config["child"])
     server = None
     if role != "worker":
         contract = config.get("contract", ["1.0", "1.0"])

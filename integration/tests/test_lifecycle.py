@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import stage_command
+from launch_support import stage_command
 
 from vime_launch.process_tree import tree
 from vime_launch.reaper import started as start_time
@@ -59,7 +59,8 @@ def test_a_run_ends_with_its_trainer_and_leaves_its_folder(recipes):
 
 @pytest.mark.parametrize("kind", ["buffer", "engine", "worker", "trainer"])
 def test_a_stage_that_dies_ends_the_run_with_its_last_lines(recipes, kind):
-    stages = {"trainer": ENDLESS} | {kind: {"config": {"steps": 0, "die_after": 6.0 if kind == "buffer" else 1.5, "exit_status": 7}}}
+    dies = {"config": {"steps": 0, "die_after": 6.0 if kind == "buffer" else 1.5, "exit_status": 7}}
+    stages = {"trainer": ENDLESS} | {kind: dies}
     process = recipes.start(**stages)
     assert process.wait(90) == 7, recipes.output
     name = kind if kind in ("buffer", "trainer") else f"{kind}-0"

@@ -1,9 +1,9 @@
 """Runs one command and outlives nothing: ``python guard.py GRACE COMMAND ...``. Standard library only.
 
-The guard stands between a Ray actor and a stage. It holds the read end of a pipe from the actor on its standard input: when the
-actor closes it, or dies in whatever way, the guard ends the command and every process that the command left behind. It
-ends with the command's exit status (128 + n for signal n). It has its own session, so a Ctrl-C in the terminal does not reach the stage:
-the launcher decides when and in which order stages end.
+The guard stands between a Ray actor and a stage. It holds the read end of a pipe from the actor on its standard input:
+when the actor closes it, or dies in whatever way, the guard ends the command and every process that the command left
+behind. It ends with the command's exit status (128 + n for signal n). It has its own session, so a Ctrl-C in the
+terminal does not reach the stage: the launcher decides when stages end.
 """
 
 import ctypes

@@ -54,8 +54,8 @@ def tree(root: int) -> list[Seen]:
 class Watched:
     """Samples the process tree of this process: launcher, Ray, and every stage that was started here.
 
-    A reaper, in a session of its own, is told what was seen. When this process ends, in whatever way, it waits for the others to follow
-    and kills those that do not: exactly the processes seen, and no other.
+    A reaper, in a session of its own, is told what was seen. When this process ends, in whatever way, it waits for the
+    others to follow and kills those that do not: exactly the processes seen, and no other.
 
     Attributes:
         peak_bytes: the largest sum of resident bytes seen. Pages that processes share count in each.

@@ -1,7 +1,7 @@
 """Outlives a launcher by a few seconds: ``python reaper.py GRACE``. Standard library only.
 
-Reads lines of ``pid:start-time`` words. When its input ends (the launcher is done, or was killed), it waits until every process named so
-far has ended, at most GRACE seconds, and kills the rest. The start time keeps a reused process id safe.
+Reads lines of ``pid:start-time`` words. When its input ends (the launcher is done, or was killed), it waits until every
+process named so far has ended, at most GRACE seconds, and kills the rest. The start time keeps a reused process id safe.
 """
 
 import os

@@ -26,12 +26,13 @@ class Figures:
     """What a demo run measured. None: not measured.
 
     Attributes:
-        sft_accuracy, final_accuracy: share of held-out sums answered right, greedily, by the engine: before the first step of reinforcement
-            learning and after the last.
+        sft_accuracy, final_accuracy: share of held-out sums answered right, greedily, by the engine: before the first
+            step of reinforcement learning and after the last.
         logprob_abs_diff_max: the largest per-step mean of ``|trainer - engine|`` per token, in nats.
-        logprob_abs_diff_without_replay, logprob_abs_diff_shifted_routes: the same with the trainer's own routes, and with every route one
-            row too late; means over the steps that measured it.
-        rows_replayed, rows_flipped: tokens whose routes were replayed, and those of them that the trainer alone would have routed otherwise.
+        logprob_abs_diff_without_replay, logprob_abs_diff_shifted_routes: the same with the trainer's own routes, and
+            with every route one row too late; means over the steps that measured it.
+        rows_replayed, rows_flipped: tokens whose routes were replayed, and those of them that the trainer alone would
+            have routed otherwise.
         staleness_max: batches that a sample lagged behind the weights that it trained, at most.
         steps: batches trained.
     """

@@ -1,7 +1,7 @@
 """Two-digit addition as text, a tokenizer for it, and a model to learn it.
 
-``<bos>47+85=`` is answered by ``132<eos>``: operands with two digits, answers with three. A fifth of the operand pairs (in either order) is
-held out of everything that trains.
+``<bos>47+85=`` is answered by ``132<eos>``: operands with two digits, answers with three. A fifth of the operand pairs
+(in either order) is held out of everything that trains.
 """
 
 from __future__ import annotations

@@ -1,0 +1,23 @@
+"""What the end-to-end tests share."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+import tomllib
+from pathlib import Path
+
+from vime_launch.recipes import find_recipe
+
+
+def wait_until(condition, seconds: float, process: subprocess.Popen, say=lambda: "") -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, f"ended with {process.returncode}: {say()}"
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {say()}"
+        time.sleep(0.1)
+
+
+def demo_recipe(prepared: Path) -> dict:
+    """The demo's recipe over the prepared model."""
+    return tomllib.loads(find_recipe("demo.toml").read_text().replace("${run}", str(prepared)))
