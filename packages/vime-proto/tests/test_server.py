@@ -8,7 +8,15 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from vime_proto.channel import call, join_address, open_channel, open_sync_channel, split_address, sync_call, wait_serving
+from vime_proto.channel import (
+    call,
+    join_address,
+    open_channel,
+    open_sync_channel,
+    split_address,
+    sync_call,
+    wait_serving,
+)
 from vime_proto.common.v1 import common_pb2, common_pb2_grpc
 from vime_proto.errors import ContractError, StatusError, describe, from_rpc_error
 from vime_proto.server import AddressInUseError, ServerInfo, ServerOptions, start_server

@@ -34,11 +34,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "conformance: talks to the server named by --target")
 
 
-def _run_tests_of_suites_only_with_target(config: pytest.Config) -> str:
-    target = config.getoption("--target")
-    if not target:
+def _module(item: pytest.Item) -> str:
+    return getattr(getattr(item, "module", None), "__name__", "")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    suites = [item for item in items if _module(item).startswith("vime_proto.conformance.")]
+    if suites and not config.getoption("--target"):
         raise pytest.UsageError("conformance suites need --target host:port")
-    return target
+    for item in suites:
+        item.add_marker(pytest.mark.conformance)
 
 
 class Target:
@@ -58,7 +63,7 @@ class Target:
 def target(request: pytest.FixtureRequest) -> Iterator[Target]:
     """The server under test."""
     config = request.config
-    address = _run_tests_of_suites_only_with_target(config)
+    address = config.getoption("--target")
     with open_sync_channel(address, token=config.getoption("--target-token")) as channel:
         timeout = config.getoption("--target-timeout")
         grpc.channel_ready_future(channel).result(timeout=timeout)

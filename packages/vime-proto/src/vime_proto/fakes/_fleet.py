@@ -11,6 +11,7 @@ import grpc
 
 from vime_proto.channel import open_channel
 from vime_proto.common.v1 import common_pb2 as common
+from vime_proto.common.v1 import common_pb2_grpc
 from vime_proto.errors import StatusError
 from vime_proto.rollout.v1 import rollout_pb2, rollout_pb2_grpc
 from vime_proto.router.v1 import router_pb2 as pb
@@ -36,6 +37,7 @@ class Member:
     requests: int = 0
     failures: int = 0
     calls: set = dataclasses.field(default_factory=set)
+    capabilities: dict[str, str] | None = None
 
     @property
     def rollout(self) -> rollout_pb2_grpc.RolloutServiceStub:
@@ -54,6 +56,7 @@ class Fleet:
         self.minimum: common.PolicyVersion | None = None
         self.changed = asyncio.Condition()
         self.queued = 0
+        self.capabilities: dict[str, str] = {}
         self._clock = clock
         self._turn = 0
 
@@ -103,6 +106,7 @@ class Fleet:
         stub = rollout_pb2_grpc.EngineControlServiceStub(member.channel)
         try:
             answer = await stub.GetStatus(rollout_pb2.GetStatusRequest(), timeout=2.0)
+            await self._ask_capabilities(member)
         except grpc.RpcError as error:
             member.reason = f"{error.code().name}: {error.details()}"
         except (asyncio.CancelledError, grpc.aio.UsageError):
@@ -114,6 +118,15 @@ class Fleet:
             member.status, member.reason = answer.status, ""
         async with self.changed:
             self.changed.notify_all()
+
+    async def _ask_capabilities(self, member: Member) -> None:
+        if member.capabilities is None:
+            info = common_pb2_grpc.InfoServiceStub(member.channel)
+            member.capabilities = dict((await info.GetInfo(common.GetInfoRequest(), timeout=2.0)).capabilities)
+        known = [one.capabilities.items() for one in self.members.values() if one.capabilities is not None]
+        self.capabilities.clear()
+        # What one engine cannot do, the fleet cannot promise.
+        self.capabilities.update(set.intersection(*map(set, known)) if known else ())
 
     async def check_all(self) -> None:
         """Asks every engine."""

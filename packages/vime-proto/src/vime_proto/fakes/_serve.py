@@ -57,8 +57,8 @@ async def serve(servicer, options: ServerOptions = ServerOptions(), role: str | 
         if isinstance(servicer, kind):
             services.append((add, servicer, name))
             found = found or stage
-    capabilities = getattr(servicer, "capabilities", {})
-    info = ServerInfo("vime-proto", role or found, __version__, capabilities=dict(capabilities))
+    # The servicer's own dictionary: what it proves later shows.
+    info = ServerInfo("vime-proto", role or found, __version__, capabilities=getattr(servicer, "capabilities", {}))
     server = await start_server(services, info, options)
     started = getattr(servicer, "start", None)
     if started is not None:

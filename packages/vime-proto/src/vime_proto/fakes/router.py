@@ -31,6 +31,7 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer, rollout_pb2_grpc.Rollout
 
     def __init__(self, engines: Mapping[str, str] | None = None, check_seconds: float = 0.05):
         self.fleet = Fleet()
+        self.capabilities = self.fleet.capabilities
         self._given = dict(engines or {})
         self._check_seconds = check_seconds
         self._log = RequestLog()
