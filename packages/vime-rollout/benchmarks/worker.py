@@ -41,7 +41,9 @@ class Engine(rollout_pb2_grpc.RolloutServiceServicer):
         ids, logprobs = np.full(tokens // messages, 20, np.int32), np.full(tokens // messages, -0.5, np.float32)
         version = policy_version(RUN, 0, 0)
         self.parts = [
-            rollout_pb2.GenerateResponse(token_ids=to_tensor(ids), logprobs=to_tensor(logprobs), version=version, engine_id="e")
+            rollout_pb2.GenerateResponse(
+                token_ids=to_tensor(ids), logprobs=to_tensor(logprobs), version=version, engine_id="e"
+            )
             for _ in range(messages)
         ]
         self.parts[-1].finish_reason = sample_pb2.FINISH_REASON_STOP
@@ -86,12 +88,20 @@ async def run(prompts, arguments, folder: Path) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    for name, default in (("groups", 32), ("group-size", 8), ("steps", 8), ("tokens", 4), ("messages", 4), ("repeats", 3)):
+    for name, default in (
+        ("groups", 32),
+        ("group-size", 8),
+        ("steps", 8),
+        ("tokens", 4),
+        ("messages", 4),
+        ("repeats", 3),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     arguments = parser.parse_args()
     count = arguments.groups * arguments.steps
     prompts = [
-        sample_pb2.Prompt(prompt_id=f"p{n}", text=f"<bos>{n % 100:02d}+11=", answer=str(n % 100 + 11)) for n in range(count)
+        sample_pb2.Prompt(prompt_id=f"p{n}", text=f"<bos>{n % 100:02d}+11=", answer=str(n % 100 + 11))
+        for n in range(count)
     ]
     with tempfile.TemporaryDirectory() as folder:
         worker_models.write_tokenizer(Path(folder))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 
 import pytest
+
 from vime_rollout.rewards import RewardError, RewardInput, exact, math, numeric
 
 ALL = [exact, numeric, math]

@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import pytest
+
 from vime_proto.errors import ContractError
 from vime_rollout.rewards import RewardError, RewardInput, RewardPool, RewardTimeout, find_spec, read_specs
 

@@ -8,7 +8,7 @@ import pytest
 import worker_models as models
 
 from vime_proto.buffer.v1 import buffer_pb2, buffer_pb2_grpc
-from vime_proto.channel import open_channel
+from vime_proto.channel import open_channel, wait_serving
 from vime_proto.common.v1 import common_pb2
 from vime_proto.fakes import FakeBuffer, serve
 from vime_proto.sample.v1 import sample_pb2 as pb
@@ -97,13 +97,14 @@ async def stage(tokenizer_folder):
             at = await stack.enter_async_context(serve(buffer))
             engine_at = await stack.enter_async_context(serve(engine))
             channel = await stack.enter_async_context(open_channel(at.address))
+            await wait_serving(channel, 60.0)
             values = {
                 "run_id": models.RUN,
                 "buffer": at.address,
                 "rollout": engine_at.address,
                 "tokenizer": str(tokenizer_folder),
                 "lease_wait_seconds": 0.5,
-                "connect_seconds": 20.0,
+                "connect_seconds": 60.0,
                 "reward_workers": 1,
                 "sampling": {"max_new_tokens": 16},
                 **settings,

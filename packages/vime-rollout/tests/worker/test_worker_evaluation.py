@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import uuid
 
+from worker_models import RUN, STOP, delta
+
 from vime_proto.buffer.v1 import buffer_pb2
 from vime_proto.sample.v1 import sample_pb2 as pb
 from vime_proto.tensor import to_numpy
 from vime_proto.version import policy_version
-from worker_models import RUN, STOP, delta
 
 
 async def evaluate(one, name, sampling=None, rollouts=0):
@@ -58,7 +59,7 @@ async def test_a_failed_rollout_is_counted_not_left_out(stage):
         else:
             yield delta([5, 2], 0, STOP)
 
-    rows = [pb.Prompt(prompt_id="e", text="x", answer="\"")]
+    rows = [pb.Prompt(prompt_id="e", text="x", answer='"')]
     one = await stage(script, [pb.Prompt(prompt_id="p", text="x", answer="5")], evaluations={"set": rows})
     await one.open_run(batch_groups=4)
     one.worker()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import numpy as np
 import pytest
+from worker_models import LENGTH, STOP, answering, delta, until
+
 from vime_proto.errors import ContractError
 from vime_proto.sample.v1 import sample_pb2 as pb
 from vime_proto.tensor import to_tensor
 from vime_proto.validate import validate_group
 from vime_rollout.worker import WorkerSettings
-from worker_models import LENGTH, STOP, answering, delta
 
 
 async def one_group(stage, script, prompt, group_size=2, **options):
@@ -22,9 +21,7 @@ async def one_group(stage, script, prompt, group_size=2, **options):
     commit = one.buffer.store.commit
     one.buffer.store.commit = lambda run, lease, group: (kept.append(group), commit(run, lease, group))[1]
     worker = one.worker()
-    async with asyncio.timeout(20):
-        while not kept:
-            await asyncio.sleep(0.01)
+    await until(lambda: bool(kept))
     one.stop.set()
     await worker
     (group,) = kept
@@ -33,7 +30,9 @@ async def one_group(stage, script, prompt, group_size=2, **options):
 
 
 def failures(group):
-    return [(one.failure.stage, one.failure.message) for one in group.rollouts if one.status == pb.ROLLOUT_STATUS_FAILED]
+    return [
+        (one.failure.stage, one.failure.message) for one in group.rollouts if one.status == pb.ROLLOUT_STATUS_FAILED
+    ]
 
 
 async def test_a_reward_that_raises_fails_its_rollout_with_the_reason(stage):

@@ -6,17 +6,12 @@ import asyncio
 
 import grpc
 import pytest
+from worker_models import ABORT, RUN, STOP, answering, delta, ids_of, until
+
 from vime_proto.buffer.v1 import buffer_pb2
 from vime_proto.errors import StatusError
 from vime_proto.sample.v1 import sample_pb2 as pb
 from vime_rollout.worker._errors import FatalError
-from worker_models import ABORT, RUN, STOP, answering, delta, ids_of
-
-
-async def until(condition, seconds=10.0):
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_leases_of_long_generations_are_renewed(stage, prompts):
@@ -117,7 +112,7 @@ async def test_a_worker_waits_until_the_run_is_opened(stage, prompts):
 
 
 async def test_a_run_that_is_never_opened_ends_the_worker_with_its_name(stage, prompts):
-    one = await stage(answering([5, 2]), prompts, run_id="mistyped", connect_seconds=0.6)
+    one = await stage(answering([5, 2]), prompts, run_id="mistyped", connect_seconds=5.0)
     with pytest.raises(FatalError, match="no run 'mistyped'"):
         await one.worker()
 

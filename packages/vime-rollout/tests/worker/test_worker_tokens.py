@@ -7,6 +7,8 @@ import asyncio
 import grpc
 import numpy as np
 import pytest
+from worker_models import ABORT, LENGTH, RUN, STOP, ScriptedEngine, answering, delta, ids_of, until
+
 from vime_proto.channel import open_channel
 from vime_proto.common.v1 import common_pb2
 from vime_proto.errors import ContractError, StatusError
@@ -18,13 +20,14 @@ from vime_rollout.worker._client import Generator, TurnRequest
 from vime_rollout.worker._deltas import Deltas
 from vime_rollout.worker._errors import RolloutError
 from vime_rollout.worker._trajectory import Trajectory
-from worker_models import ABORT, LENGTH, RUN, STOP, ScriptedEngine, answering, delta, ids_of
 
 PROMPT = np.array([3, 4, 5], np.int32)
 
 
 def turn(max_new_tokens=100, **fields) -> TurnRequest:
-    return TurnRequest("k", pb.SamplingParams(temperature=1.0, max_new_tokens=max_new_tokens), lambda part: part, **fields)
+    return TurnRequest(
+        "k", pb.SamplingParams(temperature=1.0, max_new_tokens=max_new_tokens), lambda part: part, **fields
+    )
 
 
 @pytest.fixture
@@ -206,6 +209,10 @@ async def test_a_refused_request_is_not_repeated(generate):
     assert not caught.value.retryable and seen_ids == ["k.0"]
 
 
+def ragged(values, offsets):
+    return pb.RaggedTensor(values=build.ids(values), offsets=to_tensor(np.array(offsets, np.uint64)))
+
+
 def bad_delta(**changes):
     message = delta([10, 11], finish=STOP)
     for name, value in changes.items():
@@ -221,7 +228,7 @@ def bad_delta(**changes):
         (bad_delta(logprobs=to_tensor(np.array([0, np.nan], np.float32))), "token 1 of 2 has log-prob nan"),
         (bad_delta(logprobs=to_tensor(np.array([-np.inf, 0], np.float32))), "token 0 of 2 has log-prob -inf"),
         (bad_delta(version=common_pb2.PolicyVersion()), None),
-        (bad_delta(kept_token_ids=pb.RaggedTensor(values=build.ids([1]), offsets=to_tensor(np.array([0, 1], np.uint64)))), "1 rows"),
+        (bad_delta(kept_token_ids=ragged([1], [0, 1])), "1 rows for 2 tokens"),
     ],
 )
 async def test_answers_that_do_not_fit_are_refused_with_the_request(generate, message, text):
@@ -293,13 +300,10 @@ async def test_a_cancelled_turn_leaves_what_had_arrived():
     engine, trajectory = ScriptedEngine(script), Trajectory(PROMPT)
     async with serve(engine) as at, open_channel(at.address) as channel:
         running = asyncio.create_task(Generator(channel).turn(trajectory, turn()))
-        while not engine.running:
-            await asyncio.sleep(0.01)
+        await until(lambda: engine.running > 0)
         await asyncio.sleep(0.1)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        async with asyncio.timeout(5):
-            while engine.running:
-                await asyncio.sleep(0.01)
+        await until(lambda: engine.running == 0)
     assert model_ids(trajectory.sample("s")) == [[10, 11]]
     assert trajectory.sample("s").segments[1].generation.finish_reason == ABORT

@@ -129,3 +129,10 @@ def answering(ids, number: int = 0, finish: int = STOP) -> Script:
         yield delta(ids[half:], number, finish)
 
     return script
+
+
+async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Waits until a condition of another task or process holds."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

@@ -56,7 +56,7 @@ class WorkerSettings(Settings):
     max_turns: int = Field(16, ge=1, description="most model turns of a rollout")
     chat_template_kwargs: dict[str, Any] = Field({}, description="variables handed to the chat template")
     add_special_tokens: bool = Field(False, description="whether text prompts get the tokenizer's special tokens")
-    lease_wait_seconds: float = Field(10.0, gt=0, description="length of one long poll for prompts")
+    lease_wait_seconds: float = Field(2.0, gt=0, description="length of one long poll for prompts; a stop waits for it")
     connect_seconds: float = Field(
         600.0, gt=0, description="how long buffer or run may be missing before the worker gives up"
     )

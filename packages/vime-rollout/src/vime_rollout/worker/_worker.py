@@ -18,6 +18,8 @@ from vime_rollout.worker._buffer import BufferClient
 from vime_rollout.worker._group import GroupRun
 
 log = logging.getLogger(__name__)
+_GATHER_SECONDS = 0.01
+_STOP_SECONDS = 3.0
 _SHORTEST_RENEWAL, _LONGEST_RENEWAL = 0.05, 20.0
 
 
@@ -45,6 +47,8 @@ class Worker:
         self._free = asyncio.Event()
         self._renew_now = asyncio.Event()
         self._aborted: set[str] = set()
+        self._stopping = False
+        self._unstarted: list[buffer_pb2.PromptLease] = []
         self._ttl = _LONGEST_RENEWAL * 3
         self.counters: collections.Counter[str] = collections.Counter()
 
@@ -62,6 +66,12 @@ class Worker:
             if leasing.done():
                 leasing.result()
         finally:
+            self._stopping = True
+            self._free.set()
+            for _, task in self._runs.values():
+                task.cancel()
+            # A poll under way may still be granted something, which nobody would hear of: let it end.
+            await asyncio.wait({leasing}, timeout=_STOP_SECONDS)
             for task in (leasing, stopping):
                 task.cancel()
             await asyncio.gather(leasing, stopping, return_exceptions=True)
@@ -70,11 +80,16 @@ class Worker:
             await asyncio.gather(renewing, return_exceptions=True)
 
     async def _lease_all(self) -> None:
-        while True:
-            while len(self._runs) >= self._max_groups:
+        while not self._stopping:
+            while len(self._runs) >= self._max_groups and not self._stopping:
                 self._free.clear()
                 await self._free.wait()
+                # Groups tend to end together: one call for all of them.
+                await asyncio.sleep(_GATHER_SECONDS)
             answer = await self._buffer.lease(self._max_groups - len(self._runs), self._wait_seconds)
+            if self._stopping:
+                self._unstarted.extend(answer.leases)
+                return
             for lease in answer.leases:
                 self._begin(lease)
             if answer.outcome == buffer_pb2.LEASE_OUTCOME_END_OF_DATA:
@@ -169,11 +184,12 @@ class Worker:
         for _, task in runs:
             task.cancel()
         await asyncio.gather(*(task for _, task in runs), return_exceptions=True)
-        left = [run for run, _ in runs if run.lease.lease_id in self._runs]
+        left = [(run.lease, run.partial()) for run, _ in runs if run.lease.lease_id in self._runs]
+        left += [(lease, list(lease.partial)) for lease in self._unstarted]
         await asyncio.gather(
             *(
-                self._buffer.release(run.lease, reason, failed=False, partial=run.partial(), deadline=3.0)
-                for run in left
+                self._buffer.release(lease, reason, failed=False, partial=partial, deadline=_STOP_SECONDS)
+                for lease, partial in left
             )
         )
         self._runs.clear()
