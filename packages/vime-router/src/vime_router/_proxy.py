@@ -18,7 +18,6 @@ from vime_proto.sample.v1 import sample_pb2
 from vime_router._engines import SERVICE, Connection, Engines
 from vime_router._fleet import Fleet
 from vime_router._member import Member
-from vime_router._metrics import Metrics
 from vime_router._queue import Queue
 from vime_router._request import Request, read_request
 from vime_router.settings import RouterSettings
@@ -34,11 +33,15 @@ class Proxy:
 
     A call may go to another engine only before its first message, after it was aborted on the first one. The same request
     id goes to the same engine while that lives, so that its answer is replayed and not generated twice.
+
+    Attributes:
+        retries: calls that were moved to another engine.
     """
 
-    def __init__(self, fleet: Fleet, engines: Engines, queue: Queue, settings: RouterSettings, metrics: Metrics):
+    def __init__(self, fleet: Fleet, engines: Engines, queue: Queue, settings: RouterSettings):
         self._fleet, self._engines, self._queue = fleet, engines, queue
-        self._settings, self._metrics = settings, metrics
+        self._settings = settings
+        self.retries = 0
         self._homes: OrderedDict[str, Member] = OrderedDict()
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -177,7 +180,6 @@ class Proxy:
         member.outstanding_requests += 1
         member.outstanding_tokens += request.estimated_tokens
         member.requests_total += 1
-        self._metrics.requests.labels(member.engine_id).inc()
         try:
             yield
         finally:
@@ -201,10 +203,10 @@ class Proxy:
         )
         if not lost:
             if code in _ENGINE_FAULTS:
-                self._count_failure(member)
+                member.failures_total += 1
             await context.abort(code, error.details() or "", tuple(error.trailing_metadata() or ()))
         if sent:
-            self._count_failure(member)
+            member.failures_total += 1
             member.saw_bad(describe(error))
             self._engines.check_soon(member)
             raise StatusError(
@@ -215,23 +217,19 @@ class Proxy:
         # Asleep, stale or starting engines answer the same code as lost ones: ask which it is.
         if await self._engines.check(member) and member.fault(None):
             return 0
-        self._count_failure(member)
+        member.failures_total += 1
         member.saw_bad(describe(error))
         if failures + 1 >= self._settings.max_attempts:
             raise StatusError(
                 grpc.StatusCode.UNAVAILABLE,
                 f"{failures + 1} attempts failed, the last on engine {member.engine_id}: {error.details()}",
             )
-        self._metrics.retries.inc()
+        self.retries += 1
         await self._abort_on(member, request)
         if self._fleet.choose(request.estimated_tokens, request.minimum_version, {member.engine_id}) is member:
             # There is no other engine: give this one a moment.
             await asyncio.sleep(self._settings.health.queued_interval_seconds)
         return 1
-
-    def _count_failure(self, member: Member) -> None:
-        member.failures_total += 1
-        self._metrics.failures.labels(member.engine_id).inc()
 
     async def _abort_on(self, member: Member, request: Request) -> None:
         connection = self._engines.of(member)

@@ -14,7 +14,7 @@ from vime_proto.router.v1 import router_pb2_grpc
 from vime_proto.server import RunningServer, ServerInfo, start_server
 from vime_router._engines import SERVICE, Engines
 from vime_router._fleet import Fleet
-from vime_router._metrics import FleetCollector, Metrics
+from vime_router._metrics import Metrics
 from vime_router._proxy import Proxy
 from vime_router._queue import Queue
 from vime_router._service import RouterService
@@ -32,13 +32,11 @@ async def serve(settings: RouterSettings) -> AsyncIterator[RunningServer]:
     """
     import vime_router
 
-    metrics = Metrics()
     fleet = Fleet(make_policy(settings.policy, random.Random(settings.seed)), settings.health, time.monotonic)
     engines = Engines(fleet, settings)
     queue = Queue(fleet, settings.queue_timeout_seconds, settings.queue_limit, engines.check_soon)
     engines.hurry = lambda: len(queue) > 0
-    metrics.registry.register(FleetCollector(fleet, queue))
-    proxy = Proxy(fleet, engines, queue, settings, metrics)
+    proxy = Proxy(fleet, engines, queue, settings)
     service = RouterService(fleet, engines, queue, settings.policy)
     server = await start_server(
         [(router_pb2_grpc.add_RouterServiceServicer_to_server, service, "vime.router.v1.RouterService")],
@@ -53,6 +51,7 @@ async def serve(settings: RouterSettings) -> AsyncIterator[RunningServer]:
         for engine in settings.engines:
             engines.add(fleet.register(engine.id, engine.address, {}, None))
         if settings.metrics_port is not None:
+            metrics = Metrics(fleet, queue, proxy)
             exporter, _ = prometheus_client.start_http_server(
                 settings.metrics_port, addr=split_address(settings.server.address)[0], registry=metrics.registry
             )
