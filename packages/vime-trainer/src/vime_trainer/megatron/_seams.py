@@ -17,13 +17,9 @@ __all__ = ["cuda_names", "device", "install"]
 with warnings.catch_warnings():
     # Megatron says on import that Apex and Transformer Engine are missing; this trainer does not use them.
     warnings.simplefilter("ignore")
-    from megatron.core import jit
-
-    if not torch.cuda.is_available():
-        # It also decorates small functions with torch.compile, which costs more here than it saves.
-        jit.disable_jit_fuser()
     import megatron.core.optimizer  # noqa: F401
     from megatron.core.transformer.moe import moe_utils
+    from megatron.core.transformer.moe.router import TopKRouter
 
 
 def device() -> torch.device:
@@ -61,6 +57,11 @@ def install() -> None:
         return
 
     from megatron.core.tensor_parallel import random as megatron_random
+
+    # The router's bookkeeping goes through torch.compile, which costs more here than it saves.
+    plain = getattr(TopKRouter._apply_expert_bias, "_torchdynamo_orig_callable", None)
+    if plain is not None:
+        TopKRouter._apply_expert_bias = plain
 
     def current_device() -> torch.device:
         return torch.device("cpu")

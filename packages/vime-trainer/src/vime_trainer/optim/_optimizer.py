@@ -79,6 +79,9 @@ class Optimizer:
                 ),
                 [self._ddp],
             )
+        for group in self._inner.param_groups:
+            # Megatron marks vectors with wd_mult 0 and leaves it to its scheduler to apply that.
+            group["weight_decay"] = settings.weight_decay * group["wd_mult"]
         self._names = {id(param): name for name, param in policy.parameters().items()}
         for name, param in policy.parameters().items():
             if hasattr(param, "main_param"):
