@@ -88,6 +88,10 @@ class EngineProcess:
         """A version that no test pushed yet."""
         return policy_version(RUN, 0, next(self._numbers))
 
+    def skip_versions_below(self, number: int) -> None:
+        """Another sender used versions up to this one."""
+        self._numbers = itertools.count(max(number, next(self._numbers)) + 1)
+
     def stream(self, prompt, new_tokens: int = 8, request_id: str | None = None, timeout: float = TIMEOUT, **more):
         """The call of Generate; keyword arguments of SamplingParams or GenerateRequest."""
         names = set(sample.SamplingParams.DESCRIPTOR.fields_by_name)

@@ -90,12 +90,12 @@ class Pusher:
         )
         return self.control.BeginUpdate(request, timeout=TIMEOUT)
 
-    def load(self, manifest, parts, source: str = "rank0", chunks: Sequence[int] | None = None):
+    def load(self, manifest, parts, source: str = "rank0", chunks: Sequence[int] | None = None, request_id: str = ""):
         """LoadChunks or SendChunks of a source."""
         wanted = range(len(parts[source])) if chunks is None else chunks
         if self.kind != "stream":
             request = pb.LoadChunksRequest(
-                request_id=new_id(), update_id=manifest.update_id, source_id=source, chunks=wanted
+                request_id=request_id or new_id(), update_id=manifest.update_id, source_id=source, chunks=wanted
             )
             return self.control.LoadChunks(request, timeout=TIMEOUT)
         return self.control.SendChunks(self._stream(manifest, parts, source, wanted), timeout=TIMEOUT)

@@ -109,6 +109,26 @@ def test_later_failures_leave_a_stale_engine_that_only_a_full_update_cures(tied)
     assert tied.generate(PROMPT, 8, ignore_eos=True).tokens == output
 
 
+def test_weights_that_overflow_fail_requests_by_name_and_leave_no_trace(tied):
+    """Finite weights may still compute NaN, and what they leave in the KV cache must not outlive them."""
+    output = tied.generate(PROMPT, 8, ignore_eos=True)
+    large = {key: value.copy() for key, value in tied.tensors.items()}
+    for layer in range(2):
+        large[f"model.layers.{layer}.self_attn.v_proj.weight"] *= np.float32(1e38)
+        large[f"model.layers.{layer}.self_attn.o_proj.weight"] *= np.float32(1e38)
+    pusher = tied.pusher()
+    pusher.push(large, tied.next_version())
+    for length in (4, 100):
+        with pytest.raises(grpc.RpcError) as error:
+            tied.generate(PROMPT * (length // 4), 8, request_id=f"overflow-{length}", ignore_eos=True)
+        assert error.value.code() is grpc.StatusCode.INTERNAL
+        assert f"'overflow-{length}'" in error.value.details() and "log-probability of token 0" in error.value.details()
+    pusher.push(tied.tensors, tied.next_version())
+    again = tied.generate(PROMPT, 8, ignore_eos=True)
+    assert again.tokens == output.tokens and np.array_equal(again.logprobs, output.logprobs)
+    assert len(tied.generate([9] * 100, 40, ignore_eos=True).tokens) == 40
+
+
 def test_kept_requests_end_when_the_update_fails(tied):
     stream = tied.stream(PROMPT, 200, ignore_eos=True)
     messages = [next(stream)]
@@ -173,6 +193,7 @@ def test_commit_needs_matching_totals(tied):
 
 
 def test_two_callers_of_one_update_load_it_once(tied):
+    """Ids that follow from the update make the calls of a second caller repetitions of the first one's."""
     pusher, manifest, parts = prepared(tied, chunks=2)
     before = tied.status().version
     barrier = threading.Barrier(2)
@@ -180,14 +201,18 @@ def test_two_callers_of_one_update_load_it_once(tied):
     def whole():
         barrier.wait()
         pusher.begin(manifest)
-        loaded = pusher.load(manifest, parts).bytes
+        loaded = pusher.load(manifest, parts, request_id=f"{manifest.update_id}-load")
         return loaded, pusher.commit(manifest)
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        results = [one.result(TIMEOUT) for one in [pool.submit(whole) for _ in range(2)]]
-    assert sum(loaded for loaded, _ in results) == sum(map(len, parts["rank0"]))
-    assert all(done.status.version == manifest.version != before for _, done in results)
-    assert all(done.bytes == sum(map(len, parts["rank0"])) for _, done in results)
+        (first, done), (second, done_too) = [one.result(TIMEOUT) for one in [pool.submit(whole) for _ in range(2)]]
+    size = sum(map(len, parts["rank0"]))
+    assert first == second and first.bytes == size
+    assert done.status.version == done_too.status.version == manifest.version != before
+    assert done.bytes == done_too.bytes == size
+    # A caller that comes when all is done finds it done.
+    assert pusher.begin(manifest).status.state == pb.ENGINE_STATE_SERVING
+    assert pusher.commit(manifest).status.version == manifest.version
 
 
 def test_of_two_different_updates_one_is_refused(tied):

@@ -27,6 +27,7 @@ class ControlServicer(rollout_pb2_grpc.EngineControlServiceServicer):
         self._updates = Updates(engine, self._lock)
         self._log = RequestLog()
         self._transports: dict[str, Transport] = {}
+        self._frozen = False  # what is in flight takes no steps
 
     async def GetStatus(self, request, context):
         return pb.GetStatusResponse(status=self._engine.status())
@@ -53,6 +54,7 @@ class ControlServicer(rollout_pb2_grpc.EngineControlServiceServicer):
             if machine.state == PAUSED:
                 await self._engine.backend.resume()
             machine.resume()
+            self._frozen = False
             self._engine.changed()
             return pb.ResumeResponse(status=self._engine.status())
 
@@ -68,8 +70,7 @@ class ControlServicer(rollout_pb2_grpc.EngineControlServiceServicer):
             if before in (SERVING, PAUSED):
                 machine.pause()
                 await self._stop(policy, request.wait_seconds, before)
-                # Frozen requests take no steps, so memory may go.
-                machine.sleep(request.level, busy=0)
+                machine.sleep(request.level, busy=self._busy)
                 await self._engine.backend.sleep(request.level, keep=policy == pb.IN_FLIGHT_POLICY_KEEP)
             self._engine.changed()
             return pb.SleepResponse(status=self._engine.status())
@@ -92,6 +93,11 @@ class ControlServicer(rollout_pb2_grpc.EngineControlServiceServicer):
             engine.changed()
             return pb.WakeResponse(status=engine.status())
 
+    @property
+    def _busy(self) -> int:
+        """Requests that may be taking a step."""
+        return 0 if self._frozen else self._engine.backend.unfinished
+
     async def _stop(self, policy: int, wait_seconds: float, before: int) -> list[str]:
         """Ends, freezes or awaits what is in flight; ids of those ended. The machine is PAUSED, so nothing new begins."""
         engine = self._engine
@@ -106,6 +112,7 @@ class ControlServicer(rollout_pb2_grpc.EngineControlServiceServicer):
             )
         keep = policy == pb.IN_FLIGHT_POLICY_KEEP
         await engine.backend.pause(keep=keep)
+        self._frozen = keep
         if keep:
             return []
         # Those on their way to the backend when it paused.
@@ -165,7 +172,14 @@ class ControlServicer(rollout_pb2_grpc.EngineControlServiceServicer):
                 if before == SERVING:
                     engine.machine.pause()
                     aborted = await self._stop(policy, request.wait_seconds, before)
-                await self._updates.begin(update, before)
+                try:
+                    await self._updates.begin(update, before, self._busy)
+                except StatusError:
+                    if before == SERVING and engine.machine.state == PAUSED:
+                        await engine.backend.resume()
+                        engine.machine.resume()
+                        engine.changed()
+                    raise
             return pb.BeginUpdateResponse(status=engine.status(), aborted=aborted)
 
     async def LoadChunks(self, request, context):
@@ -176,18 +190,12 @@ class ControlServicer(rollout_pb2_grpc.EngineControlServiceServicer):
         began, loaded = clock(), 0
         async with self._lock:
             update = self._updates.current(request.update_id)
-            # A second caller of the same update finds its chunks loaded.
-            if update is not None and not self._is_loaded(update, request.source_id, request.chunks):
+            if update is not None:
                 for chunk in update.receiver.check_load(request.source_id, list(request.chunks)):
                     with update.transport.open(request.update_id, request.source_id, chunk.index) as data:
                         await self._updates.load(update, request.source_id, chunk.index, data)
                     loaded += chunk.bytes.length
         return pb.LoadChunksResponse(bytes=loaded, seconds=clock() - began)
-
-    @staticmethod
-    def _is_loaded(update, source_id: str, chunks) -> bool:
-        known = any(source.source_id == source_id for source in update.manifest.sources)
-        return bool(chunks) and known and max(chunks) < update.loaded(source_id)
 
     async def SendChunks(self, request_iterator, context):
         clock = asyncio.get_running_loop().time

@@ -39,8 +39,8 @@ class ModelDescription:
         eos_token_ids: ids that end a response.
         experts, top_k: routed experts of a layer and of a token; 0 for a dense model.
         moe_layer_ids: global numbers of the MoE layers, ascending.
-        expected: DType and shape of every tensor that a full weight update must hold, by Hugging Face name.
-        dtype: DType of the weights in the engine.
+        expected: Dtype and shape of every tensor that a full weight update must hold, by Hugging Face name.
+        dtype: Dtype of the weights in the engine.
     """
 
     folder: Path

@@ -34,7 +34,7 @@ class EngineSettings(Settings):
     enforce_eager: bool | None = Field(None, description="no compilation and no graphs; default: true on CPU only")
     prefix_caching: bool = Field(True, description="reuse the KV cache of equal prefixes (of one version)")
     message_tokens: int = Field(64, ge=1, description="new tokens after which a message is sent")
-    message_seconds: float = Field(0.25, gt=0, description="seconds after which new tokens are sent, however few")
+    message_seconds: float = Field(0.5, gt=0, description="seconds after which new tokens are sent, however few")
     replay_capacity: int = Field(4096, ge=1, description="finished answers kept for repeated request ids")
     replay_tokens: int = Field(4_000_000, ge=1, description="tokens of the answers kept")
     minimum_version_seconds: float = Field(5.0, ge=0, description="how long a request waits for its minimum version")

@@ -34,11 +34,6 @@ class Update:
         self.progress = asyncio.Event()
         self.timer: asyncio.Task | None = None
 
-    def loaded(self, source_id: str) -> int:
-        """Chunks of a source that are in the model."""
-        known = {source.source_id: len(source.chunks) for source in self.manifest.sources}
-        return known[source_id] - self.receiver.missing().get(source_id, 0)
-
 
 class Updates:
     """Begin, load, commit, abort. ``lock`` is held by every change of the engine's state."""
@@ -83,18 +78,23 @@ class Updates:
             check_groups(manifest, model.expected)
         return Update(receiver, transport, manifest)
 
-    async def begin(self, update: Update, came_from: int) -> None:
-        """PAUSED, AWAKE_WEIGHTS or STALE -> RECEIVING. Nothing must be in flight but frozen requests."""
+    async def begin(self, update: Update, came_from: int, busy: int) -> None:
+        """PAUSED, AWAKE_WEIGHTS or STALE -> RECEIVING. Refused while ``busy`` requests take steps."""
         engine = self._engine
-        engine.machine.begin_update(update.manifest.update_id, full=update.receiver.full, busy=0, return_to=came_from)
+        engine.machine.begin_update(
+            update.manifest.update_id, full=update.receiver.full, busy=busy, return_to=came_from
+        )
         self._open = update
         update.timer = asyncio.ensure_future(self._expire(update))
         engine.changed()
         try:
-            await engine.backend.begin_update()
+            async with asyncio.timeout(max(1.0, update.receiver.seconds_left)):
+                await engine.backend.begin_update()
         except Exception as error:
-            await self.fail(f"the backend did not begin: {error}")
-            raise
+            await self.fail(f"the backend did not begin: {error!r}", ended=True)
+            raise StatusError(
+                grpc.StatusCode.INTERNAL, f"update {update.manifest.update_id!r} did not begin: {error!r}"
+            ) from error
 
     def current(self, update_id: str) -> Update | None:
         """The open update of this id; None when it is committed already.
@@ -131,7 +131,9 @@ class Updates:
             if fills:
                 names, update.names = update.names, None
                 engine.machine.first_byte()
-                await engine.backend.load_chunk(chunk.path, [list(fill) for fill in fills], names)
+                # A backend that hangs must not hold the lock for ever.
+                async with asyncio.timeout(max(1.0, receiver.seconds_left)):
+                    await engine.backend.load_chunk(chunk.path, [list(fill) for fill in fills], names)
             receiver.chunk_loaded(source_id, index)
         except ContractError:
             raise
@@ -143,8 +145,11 @@ class Updates:
             await self.fail(message)
             raise StatusError(grpc.StatusCode.DATA_LOSS, message) from None
         except Exception as error:
-            await self.fail(f"{about}: {error}")
-            raise StatusError(grpc.StatusCode.INTERNAL, f"{about} was not loaded: {error}") from error
+            hangs = isinstance(error, TimeoutError)
+            what = f"{about}: {'not loaded before the deadline' if hangs else error}"
+            await self.fail(what, ended=hangs)
+            code = grpc.StatusCode.DEADLINE_EXCEEDED if hangs else grpc.StatusCode.INTERNAL
+            raise StatusError(code, what) from error
         update.progress.set()
 
     async def wait_complete(self, update: Update) -> None:
@@ -190,13 +195,16 @@ class Updates:
         answer.status.CopyFrom(self._engine.status())
         return answer
 
-    async def fail(self, reason: str) -> None:
-        """Ends the open update: back to where it came from when nothing was loaded, STALE otherwise. Needs the lock."""
+    async def fail(self, reason: str, ended: bool = False) -> None:
+        """Ends the open update: back to where it came from when nothing was loaded, STALE otherwise. Needs the lock.
+
+        ``ended`` says that the backend has no update to end, or would not answer.
+        """
         engine, update = self._engine, self._open
         if update is None:
             return
         machine = engine.machine
-        if engine.backend.alive:
+        if engine.backend.alive and not ended:
             # Leaves the model's modules in order for the next full update, and closes it in the workers.
             try:
                 await engine.backend.end_update()

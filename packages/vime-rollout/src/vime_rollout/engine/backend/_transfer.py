@@ -12,6 +12,7 @@ import mmap
 from typing import Any
 
 import torch
+from vllm.config import set_current_vllm_config
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -86,6 +87,11 @@ class VimeTransfer(WeightTransferEngine[VimeInit, VimeChunk]):
             self._left = {group: 0 for group in self._groups.values()}
             for group in self._groups.values():
                 self._left[group] += 1
+        # Older workers do not set the configuration that expert layers ask for while they pack.
+        with set_current_vllm_config(self.vllm_config):
+            self._load(update_info)
+
+    def _load(self, update_info: VimeChunk) -> None:
         if self._saved is None:
             self._saved = _reload.before(self.model)
             initialize_layerwise_reload(self.model)
@@ -102,16 +108,21 @@ class VimeTransfer(WeightTransferEngine[VimeInit, VimeChunk]):
 
     def finish_weight_update(self) -> None:
         """Ends the update, complete or not: modules that got nothing keep their weights."""
-        saved, held = self._saved, self._held
+        saved = self._saved
         self._clear()
-        del held
         if saved is not None:
-            finalize_layerwise_reload(self.model, self.model_config)
-            _reload.after(self.model, saved)
+            with set_current_vllm_config(self.vllm_config):
+                finalize_layerwise_reload(self.model, self.model_config)
+                _reload.after(self.model, saved)
 
     def shutdown(self) -> None:
         """Drops what is held."""
         self._clear()
+
+    @staticmethod
+    def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
+        """Asked for by vLLM before 0.28; the sender is a vime trainer, which needs no vLLM."""
+        raise NotImplementedError("weights are sent through EngineControlService")
 
     def _tensors(self, data: torch.Tensor, fills: list[list[Any]]):
         for name, dtype_name, shape, start, extent, piece_bytes, piece_offset, offset, length in fills:
