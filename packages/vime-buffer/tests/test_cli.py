@@ -72,6 +72,7 @@ async def test_stats_prints_the_counters(process):
             1,
             ["prompts[0].path", "/nowhere.jsonl"],
         ),
+        (["serve", "--database", "/"], 1, ["database /", "unable to open"]),
         (["serve", "--lease-ttl-seconds", "0"], 2, ["lease_ttl_seconds"]),
         (["serve", "--server.address", "nowhere", "--database", "{tmp}/x.db"], 1, ["'nowhere' is not host:port"]),
     ],

@@ -67,7 +67,7 @@ async def test_repeated_kills_in_the_middle_of_commits_lose_and_double_nothing(p
     client = await Client.connect(current.address)
     await client.open(batch_groups=3, group_size=1, max_staleness=1)
     await client.put(*names)
-    for round_number in range(6):
+    for round_number in range(4):
         leases = (await client.lease(incarnation=str(round_number))).leases
         commits = [asyncio.ensure_future(client.commit(lease)) for lease in leases]
         await asyncio.sleep(0.002 * round_number)

@@ -9,6 +9,7 @@ from vime_proto.buffer.v1 import buffer_pb2 as pb
 from vime_proto.checksum import checksum, verify
 from vime_proto.common.v1 import common_pb2
 from vime_proto.tensor import to_numpy, to_tensor
+from vime_proto.validate import validate_trace
 
 LAYERS = (1, 2, 3, 5)
 
@@ -47,35 +48,36 @@ async def _store(client, routing, tokens=9):
     return batch.groups[0].rollouts[0].samples[0]
 
 
-@pytest.mark.parametrize("inline_bytes", [1 << 20, 0])
+CHUNKS = [None, [((0, 3), (0, 4)), ((3, 8), (0, 4))], [((0, 8), (0, 1)), ((0, 5), (1, 4)), ((5, 8), (1, 4))]]
+CUTS = [
+    ([], None),
+    ([(2, 5)], None),
+    ([(0, 1), (6, 8)], (2, 4)),
+    ([], (5, 6)),
+    ([(4, 4)], None),
+    ([(7, 99)], (0, 3)),
+    ([], (4, 5)),
+]
+
+
+@pytest.mark.parametrize("chunks", CHUNKS)
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(
-    "chunks",
-    [None, [((0, 3), (0, 4)), ((3, 8), (0, 4))], [((0, 8), (0, 1)), ((0, 5), (1, 4)), ((5, 8), (1, 4))]],
-)
-@pytest.mark.parametrize(
-    "rows, layers",
-    [
-        ([], None),
-        ([(2, 5)], None),
-        ([(0, 1), (6, 8)], (2, 4)),
-        ([], (5, 6)),
-        ([(4, 4)], None),
-        ([(7, 99)], (0, 3)),
-        ([], (4, 5)),
-    ],
-)
-async def test_routing_rows_and_layers(start, inline_bytes, packed, chunks, rows, layers):
+@pytest.mark.parametrize("inline_bytes", [1 << 20, 0])
+async def test_routing_rows_and_layers(start, inline_bytes, packed, chunks):
     routing, ids = b.trace(8, LAYERS, chunks=chunks, packed=packed)
     async with start(inline_bytes=inline_bytes) as client:
         stored = await _store(client, routing)
         assert stored.routing_bytes == len(routing.inline)
-        (answer,) = await client.fetch(
-            stored.sample_id,
-            rows=[common_pb2.IndexRange(start=low, stop=high) for low, high in rows],
-            layers=None if layers is None else common_pb2.IndexRange(start=layers[0], stop=layers[1]),
-        )
-    trace = answer.sample.routing
+        for rows, layers in CUTS:
+            (answer,) = await client.fetch(
+                stored.sample_id,
+                rows=[common_pb2.IndexRange(start=low, stop=high) for low, high in rows],
+                layers=None if layers is None else common_pb2.IndexRange(start=layers[0], stop=layers[1]),
+            )
+            _check_cut(answer.sample.routing, ids, rows, layers, exact=not packed)
+
+
+def _check_cut(trace, ids, rows, layers, exact):
     assert trace.header.rows == 8 and trace.header.payload_length == len(trace.inline)
     wanted_rows = {row for low, high in rows or [(0, 8)] for row in range(low, min(high, 8))}
     wanted_layers = [one for one in LAYERS if layers is None or layers[0] <= one < layers[1]]
@@ -87,7 +89,9 @@ async def test_routing_rows_and_layers(start, inline_bytes, packed, chunks, rows
     }
     spanned = {row for span in trace.header.spans for row in range(span.rows.start, span.rows.stop)}
     assert spanned == wanted_rows
-    if not packed:
+    if wanted_layers:
+        validate_trace(trace, tokens=9)
+    if exact:
         assert len(trace.inline) == len(wanted_rows) * len(wanted_layers) * 2
 
 

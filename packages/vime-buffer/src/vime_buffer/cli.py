@@ -11,7 +11,9 @@ from pathlib import Path
 import grpc
 from google.protobuf import json_format
 from pydantic import Field
+from sqlalchemy.exc import SQLAlchemyError
 
+from vime_buffer._loading import HookError
 from vime_buffer._server import BufferServer
 from vime_buffer.settings import BufferSettings
 from vime_proto.buffer.v1 import buffer_pb2 as pb
@@ -63,8 +65,10 @@ def _serve(argv: Sequence[str]) -> None:
         exit_with_parent()
     try:
         asyncio.run(_run(settings))
-    except (ContractError, OSError) as error:
+    except (ContractError, HookError, OSError) as error:
         _fail(str(error))
+    except SQLAlchemyError as error:
+        _fail(f"database {settings.database}: {str(error).splitlines()[0]}")
 
 
 async def _run(settings: BufferSettings) -> None:

@@ -21,6 +21,7 @@ from vime_buffer._store.database import Database, Transaction
 from vime_buffer.settings import BufferSettings
 
 Response = TypeVar("Response", bound=Message)
+_SETTLE_SECONDS = 0.005
 
 
 class Core:
@@ -115,6 +116,8 @@ class Core:
             if last or not empty(answer):
                 return answer
             await self.changes.wait(seen, end - loop.time())
+            # Changes come in crowds, such as the commits of a batch: one look for all of them.
+            await asyncio.sleep(min(_SETTLE_SECONDS, max(0.0, end - loop.time())))
 
     def stop_waiting(self) -> None:
         """Lets every long poll answer now."""

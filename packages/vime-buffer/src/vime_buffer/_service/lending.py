@@ -54,13 +54,19 @@ class LendingCalls:
         validate_lease_prompts(request)
         digest = requests.fingerprint(request)
         # The last evaluation may start after the last batch: data that ended while this call waited says nothing yet.
-        ended_before: list[bool] = []
+        ended_at_first: bool | None = None
 
         async def attempt(last: bool) -> pb.LeasePromptsResponse:
+            nonlocal ended_at_first
             response = await once()
-            ended = response.outcome == pb.LEASE_OUTCOME_EMPTY and await self._ended(request.run_id)
-            ended_before.append(ended)
-            if last and ended_before[0] and ended:
+            if response.outcome != pb.LEASE_OUTCOME_EMPTY:
+                return response
+            ended = False
+            if ended_at_first is None:
+                ended = ended_at_first = await self._ended(request.run_id)
+            elif last and ended_at_first:
+                ended = await self._ended(request.run_id)
+            if last and ended:
                 response.outcome = pb.LEASE_OUTCOME_END_OF_DATA
             return response
 

@@ -29,8 +29,6 @@ def rewind(tx: Transaction, run: Run, request: pb.RewindRequest) -> pb.RewindRes
     A batch that holds no dead version comes back as it was. Of one that does, the live groups wait again at their old places, and
     the prompts of the dead ones are leased again.
     """
-    if not request.HasField("batch"):
-        raise ContractError("batch", "must be set; 0 is the start")
     lineage = request.lineage
     if lineage.HasField("forked_at") and lineage.forked_at != request.batch:
         raise ContractError("lineage.forked_at", f"must equal batch {request.batch}, got {lineage.forked_at}")
@@ -120,15 +118,10 @@ def report_checkpoint(tx: Transaction, run: Run, request: pb.ReportCheckpointReq
     Raises:
         ContractError: more batches than were acked, or an oldest one above the checkpoint.
     """
-    if not request.HasField("batch"):
-        raise ContractError("batch", "must be set; 0 is the start")
+    batches.check_rewound(run)
     batches.check_batch_number(run, request.batch, "batch")
     runs.update(tx, run.run_id, checkpoint=request.batch)
-    if not request.HasField("oldest_restorable"):
-        return
     oldest = request.oldest_restorable
-    if oldest > request.batch:
-        raise ContractError("oldest_restorable", f"must not exceed batch {request.batch}, got {oldest}")
     if oldest <= run.collected:
         return
     done = (
