@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import time
 
 import pytest
 
@@ -200,3 +201,13 @@ def test_exact_compares_text_and_may_ignore_case():
 def test_towers_of_powers_end_at_once():
     assert score(math, r"\boxed{5^{5^{5^{5^5}}}}", "5") == 0.0
     assert score(math, "Answer: 9**9**9**9", "5") == 0.0
+
+
+@pytest.mark.parametrize(
+    "piece", ["\\boxed{", "\\text{", "{", "answer ", "final ", "1,000 ", "\\boxed", "<think>", "\\frac{1}{", "1 "]
+)
+@pytest.mark.parametrize("reward", [exact, numeric])
+def test_cheap_rewards_stay_cheap_on_long_responses(reward, piece):
+    started = time.process_time()
+    score(reward, piece * (200_000 // len(piece)), "5")
+    assert time.process_time() - started < 1.0

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 
-# \fbox and \boxed mark answers alike; "\boxed 5" boxes one character or word.
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?=[^\s{]))")
+# \fbox and \boxed mark answers alike; "\boxed 5" boxes one word.
+_BOX_OR_BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)(?![a-zA-Z])\s*\{?)|\\.|[{}]", re.DOTALL)
+_SHORT = re.compile(r"\\[a-zA-Z]+|[^\s.,;${}\\]+")
+# What is longer is no answer, and not worth rewriting.
+_LONGEST = 4000
 _ANSWER = re.compile(r"(?:final\s+answer|answer)\s*(?:is|:|=)\s*:?\s*", re.IGNORECASE)
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|operatorname|mbox|hbox)\s*\{([^{}]*)\}")
+_SPACES = re.compile(r"\\[,;:! ]")
+_DELIMITERS = re.compile(r"\\(?:(?:left|right|displaystyle)(?![a-zA-Z])|[()\[\]])")
 
 
 def after_thinking(response: str, prompt_text: str = "", start: str = "<think>", end: str = "</think>") -> str | None:
@@ -25,32 +30,21 @@ def after_thinking(response: str, prompt_text: str = "", start: str = "<think>",
 
 
 def last_box(text: str) -> str | None:
-    r"""Content of the last ``\boxed{...}`` or ``\fbox{...}``, braces matched; None when there is none that closes."""
-    found = None
-    for match in _BOX.finditer(text):
-        if not match.group().endswith("{"):
-            found = (
-                re.match(r"\\[a-zA-Z]+|[^\s.,;$]+", text[match.end() :]).group() if match.end() < len(text) else None
-            )
-            continue
-        content = _braced(text, match.end())
-        if content is not None:
-            found = content
-    if found is not None and (inner := last_box(found)) is not None:
-        return inner
+    r"""Content of the last (and innermost) ``\boxed{...}`` or ``\fbox{...}``, braces matched; None when none closes."""
+    if "box" not in text:
+        return None
+    found, where, open_braces = None, -1, []
+    # One pass, whatever the text: responses are adversaries.
+    for match in _BOX_OR_BRACE.finditer(text):
+        word = match.group()
+        if word == "}":
+            if open_braces and (start := open_braces.pop()) > where:
+                found, where = text[start : match.start()], start
+        elif word.endswith("{"):
+            open_braces.append(match.end() if match.lastgroup else -1)
+        elif match.lastgroup and (short := _SHORT.match(text, match.end())):
+            found, where = short.group(), match.end()
     return found
-
-
-def _braced(text: str, start: int) -> str | None:
-    depth = 1
-    for match in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, start):
-        if match.group() == "{":
-            depth += 1
-        elif match.group() == "}":
-            depth -= 1
-            if depth == 0:
-                return text[start : match.start()]
-    return None
 
 
 def final_answer(text: str) -> str:
@@ -68,11 +62,11 @@ def final_answer(text: str) -> str:
 
 def plain(text: str) -> str:
     r"""Text without what does not change its meaning: ``\text{}``, dollar signs, outer brackets and full stop, spaces."""
-    previous = None
-    while previous != text:
-        previous, text = text, _TEXT.sub(r"\1", text)
-    text = text.replace("\\$", "").replace("$", "")
-    text = re.sub(r"\\[,;:! ]|~", " ", text)
-    text = re.sub(r"\\(?:left|right|displaystyle)(?![a-zA-Z])", "", text)
-    text = re.sub(r"\\[()\[\]]", "", text)
-    return re.sub(r"\s+", " ", text).strip().removesuffix(".").strip()
+    if len(text) > _LONGEST:
+        return text.strip()
+    if "\\" in text:
+        previous = None
+        while previous != text:
+            previous, text = text, _TEXT.sub(r"\1", text)
+        text = _DELIMITERS.sub("", _SPACES.sub(" ", text.replace("\\$", "")))
+    return " ".join(text.replace("$", "").replace("~", " ").split()).removesuffix(".").strip()

@@ -16,6 +16,8 @@ from vime_rollout.worker._chat_template import compile_template
 
 Message = Mapping[str, Any]
 """A chat message: ``role``, ``content``, and what else the chat template reads."""
+# Below this many tokens, waking the tokenizer's threads costs more than they save.
+_PARALLEL_TOKENS = 4096
 
 
 class Tokenizer:
@@ -64,7 +66,9 @@ class Tokenizer:
         return self._fast.encode(text, add_special_tokens=False)
 
     def decode(self, sequences: Sequence[np.ndarray], skip_special_tokens: bool = True) -> list[str]:
-        """Texts of several sequences of ids, in one call."""
+        """Texts of several sequences of ids."""
+        if sum(map(len, sequences)) < _PARALLEL_TOKENS:
+            return [self._fast.decode(one.tolist(), skip_special_tokens=skip_special_tokens) for one in sequences]
         return self._fast.decode_batch([one.tolist() for one in sequences], skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
