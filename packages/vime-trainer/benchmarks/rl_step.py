@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
 from vime_proto.sample.v1 import sample_pb2
 from vime_proto.tensor import to_tensor
 from vime_proto.version import policy_version
 from vime_r3.trace import encode
-
 from vime_trainer.batch import BatchIndex, index_group, read_columns
 from vime_trainer.packed import TokenOutputs
 from vime_trainer.rl import RlSettings

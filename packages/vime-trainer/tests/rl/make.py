@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+
 from vime_proto.buffer.v1 import buffer_pb2
 from vime_proto.common.v1 import common_pb2
 from vime_proto.sample.v1 import sample_pb2
 from vime_proto.tensor import to_tensor
 from vime_proto.version import policy_version
-
 from vime_trainer.batch import BatchIndex, index_group
 from vime_trainer.packed import PackedBatch, TokenOutputs
 
@@ -92,7 +92,12 @@ def group(name: str, *rollouts: sample_pb2.Rollout) -> sample_pb2.Group:
 
 
 def random_group(
-    name: str, size: int, random: np.random.Generator, policy: TinyPolicy | None = None, number: int = 0, longest: int = 6
+    name: str,
+    size: int,
+    random: np.random.Generator,
+    policy: TinyPolicy | None = None,
+    number: int = 0,
+    longest: int = 6,
 ) -> sample_pb2.Group:
     """A group of answers with random tokens; log-probs are the policy's, where one is given."""
     rollouts = []

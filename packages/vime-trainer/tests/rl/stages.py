@@ -14,7 +14,6 @@ from vime_proto.rollout.v1 import rollout_pb2, rollout_pb2_grpc
 from vime_proto.router.v1 import router_pb2
 from vime_proto.sample.v1 import sample_pb2
 from vime_proto.tensor import to_numpy
-
 from vime_trainer.rl import RlSettings
 
 RUN = "run"
@@ -91,7 +90,10 @@ class Stages:
                     self.failures.append(worker.exception())
 
     async def _work(self) -> None:
-        async with open_channel(self.addresses["buffer"]) as to_buffer, open_channel(self.addresses["router"]) as to_router:
+        async with (
+            open_channel(self.addresses["buffer"]) as to_buffer,
+            open_channel(self.addresses["router"]) as to_router,
+        ):
             buffer = buffer_pb2_grpc.BufferServiceStub(to_buffer)
             rollout = rollout_pb2_grpc.RolloutServiceStub(to_router)
             while True:
@@ -157,7 +159,9 @@ class Stages:
             status=sample_pb2.ROLLOUT_STATUS_COMPLETED,
             rewards={"odd": reward},
             reward=reward,
-            samples=[sample_pb2.Sample(sample_id=f"{name}/s", segments=[build.prompt_segment(start.tolist()), segment])],
+            samples=[
+                sample_pb2.Sample(sample_id=f"{name}/s", segments=[build.prompt_segment(start.tolist()), segment])
+            ],
         )
 
 

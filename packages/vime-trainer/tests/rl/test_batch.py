@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make import answer, group, index_of, prompt, rollout, sample, samples_of, tool
+
 from vime_proto.errors import ContractError
 from vime_proto.sample.v1 import sample_pb2
-
 from vime_trainer import batch
 from vime_trainer.batch import (
     RefusedSamplesError,
@@ -86,7 +86,11 @@ def test_staleness_of_nothing_is_absent():
 
 def test_columns_follow_segments():
     first = sample(
-        "a", prompt([7, 8]), answer([3, 4], [-0.5, -0.25], temperature=0.7), tool([9]), answer([5], [-2.0], mask=[False])
+        "a",
+        prompt([7, 8]),
+        answer([3, 4], [-0.5, -0.25], temperature=0.7),
+        tool([9]),
+        answer([5], [-2.0], mask=[False]),
     )
     columns = columns_of(two_rollouts(first))
     here = columns.slice_of(0)

@@ -13,10 +13,10 @@ import pytest
 from make import index_of, samples_of
 from stages import Stages
 from test_megatron import groups_of
+
 from vime_proto.channel import open_sync_channel
 from vime_proto.common.v1 import common_pb2, common_pb2_grpc
 from vime_proto.fakes import FakeBuffer
-
 from vime_trainer.checkpoint import list_steps
 from vime_trainer.policy import Policy
 from vime_trainer.rl import write_batch

@@ -9,9 +9,9 @@ import pytest
 from stages import Stages, code_of, prompts, settings_for
 from test_loop import lines, run, steps
 from toy import ToyBackend
+
 from vime_proto.errors import ContractError, StatusError, describe
 from vime_proto.fakes import FakeBuffer, FakeEngine
-
 from vime_trainer.checkpoint import CheckpointError, list_steps
 from vime_trainer.publish import PublishError
 from vime_trainer.rl import Interrupted, train
@@ -275,7 +275,9 @@ def test_weights_that_no_engine_takes_are_neither_acked_nor_published(tmp_path):
             return await super().LoadChunks(request, context)
 
     with Stages(engines=[Refusing("engine-0")]) as stages:
-        with pytest.raises(PublishError, match=r"version run/0:2: 0 of 1 engines .*engine engine-0: INTERNAL: out of mem"):
+        with pytest.raises(
+            PublishError, match=r"version run/0:2: 0 of 1 engines .*engine engine-0: INTERNAL: out of mem"
+        ):
             run(settings_for(stages, tmp_path))
         row = stages.buffer.store.runs["run"]
         assert row.trained == 1 and row.version.number == 1 and not row.closed

@@ -127,6 +127,7 @@ def test_evaluations_can_be_left_out_at_either_end(tmp_path):
 
 def test_an_unknown_evaluation_set_is_named(tmp_path):
     import grpc
+
     from vime_proto.errors import describe
 
     with Stages() as stages:

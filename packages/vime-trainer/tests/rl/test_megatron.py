@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from make import answer, group, index_of, prompt, rollout, sample, samples_of
+
 from vime_proto.version import policy_version
 from vime_r3.trace import encode
-
 from vime_trainer.batch import RefusedSamplesError, read_columns
 from vime_trainer.packed import pack
 from vime_trainer.policy import Policy
@@ -86,9 +86,7 @@ def foreign(groups):
     """Routes that this model's routers would not choose: every expert's number one higher."""
     for made in samples_of(groups).values():
         ids = np.frombuffer(made.routing.inline, np.uint8).reshape(-1, 2, 2)
-        moved = encode(
-            (ids + 1) % EXPERTS, layer_ids=LAYERS, experts=EXPERTS, version=policy_version("run", 0, 0)
-        )
+        moved = encode((ids + 1) % EXPERTS, layer_ids=LAYERS, experts=EXPERTS, version=policy_version("run", 0, 0))
         made.routing.CopyFrom(moved)
     return groups
 

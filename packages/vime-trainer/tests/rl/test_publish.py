@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from vime_proto.channel import open_channel
 from vime_proto.common.v1 import common_pb2 as common
 from vime_proto.engine_state import PAUSED, RECEIVING, SERVING, STALE
@@ -19,7 +20,6 @@ from vime_proto.server import ServerOptions
 from vime_proto.validate import validate_manifest
 from vime_proto.version import policy_version
 from vime_proto.weights.v1 import weights_pb2, weights_pb2_grpc
-
 from vime_trainer import publish
 from vime_trainer.publish import (
     DirectoryStore,
@@ -75,7 +75,9 @@ def test_experts_of_a_layer_are_never_separated(layers, experts, chunk_bytes):
     names = [name for chunk in chunks for name, _ in chunk]
     assert sorted(names) == sorted(name for name, _ in moe(layers, experts))
     for layer in range(layers):
-        holding = [i for i, chunk in enumerate(chunks) if any(f"layers.{layer}.mlp.experts" in name for name, _ in chunk)]
+        holding = [
+            i for i, chunk in enumerate(chunks) if any(f"layers.{layer}.mlp.experts" in name for name, _ in chunk)
+        ]
         assert len(holding) == 1
     for chunk in chunks:
         size = sum(4 * tensor.numel() for _, tensor in chunk)

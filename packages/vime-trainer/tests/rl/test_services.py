@@ -7,14 +7,14 @@ import time
 import grpc
 import pytest
 from make import answer, group, prompt, rollout, sample
-from stages import Stages, code_of, settings_for
+from stages import Stages, settings_for
 from test_loop import lines, run, steps
 from toy import ToyBackend
+
 from vime_proto.channel import open_sync_channel
 from vime_proto.errors import ContractError
 from vime_proto.trainer.v1 import trainer_pb2 as pb
 from vime_proto.trainer.v1 import trainer_pb2_grpc
-
 from vime_trainer import metrics, rl, service
 from vime_trainer.checkpoint import list_steps
 from vime_trainer.metrics import JsonlWriter, MetricsSettings, PrometheusWriter, finite, open_writers, spread
@@ -247,6 +247,7 @@ def test_figures_that_were_not_measured_are_absent():
 
 def test_rewards_of_failed_rollouts_do_not_enter_the_mean():
     from make import index_of
+
     from vime_proto.sample.v1 import sample_pb2
 
     index = index_of(
@@ -254,7 +255,9 @@ def test_rewards_of_failed_rollouts_do_not_enter_the_mean():
             group(
                 "g",
                 rollout("a", 1.0, sample("sa", prompt(), answer([3]))),
-                rollout("b", 0.0, sample("sb", prompt(), answer([3, 4, 5])), status=sample_pb2.ROLLOUT_STATUS_TRUNCATED),
+                rollout(
+                    "b", 0.0, sample("sb", prompt(), answer([3, 4, 5])), status=sample_pb2.ROLLOUT_STATUS_TRUNCATED
+                ),
                 rollout("c", None, status=sample_pb2.ROLLOUT_STATUS_FAILED),
                 rollout("d", 9.0, sample("sd", prompt(), answer([3] * 12)), reliable=False),
             ),

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from make import TinyPolicy, answer, group, index_of, prompt, random_group, rollout, sample, samples_of
 from toy import Outcome
-from vime_proto.sample.v1 import sample_pb2
 
+from vime_proto.sample.v1 import sample_pb2
 from vime_trainer.batch import read_columns
 from vime_trainer.rl import RlSettings
 from vime_trainer.rl._train import AlarmError, BatchTrainer
@@ -243,5 +243,3 @@ def test_pause_point_is_asked_between_micro_batches():
         index, read_columns(index, samples_of(groups)), 4
     )
     assert len(calls) > 3
-
-

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from vime_proto.fakes import toy_weights
 
+from vime_proto.fakes import toy_weights
 from vime_trainer.checkpoint import RunState
 from vime_trainer.checkpoint._folders import STATE, path_of, prune
 from vime_trainer.files import new_directory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from vime_proto.errors import nearest
 
 from ._types import RolloutBatch

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+
 from vime_proto.errors import nearest
 
 from ._objectives import log_ratio

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from vime_proto.errors import nearest
 
 ESTIMATORS = ("k1", "k2", "k3")

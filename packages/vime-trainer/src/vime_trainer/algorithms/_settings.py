@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
+
 from vime_proto.errors import nearest
 from vime_proto.settings import Section
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+
 from vime_proto.errors import ContractError
 from vime_proto.routing.v1 import routing_pb2
 from vime_proto.sample.v1 import sample_pb2
@@ -68,9 +69,7 @@ def read_columns(index: BatchIndex, samples: Mapping[str, sample_pb2.Sample], vo
     """
     refused: dict[str, str] = {}
     kept: list[sample_pb2.Sample] = []
-    for name, tokens, trainable in zip(
-        index.sample_ids, index.lengths.tolist(), index.trainable.tolist(), strict=True
-    ):
+    for name, tokens, trainable in zip(index.sample_ids, index.lengths.tolist(), index.trainable.tolist(), strict=True):
         sample = samples.get(name)
         try:
             if sample is None:
@@ -154,5 +153,3 @@ def _check_sampling(generation: sample_pb2.Generation, sample_id: str) -> None:
             f"generation.logprob_mode: RAW log-probs at temperature {temperature} are not of the distribution that was "
             f"sampled from; ask the engine for PROCESSED ones {about}"
         )
-
-

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from vime_proto.buffer.v1 import buffer_pb2
 from vime_proto.errors import ContractError
 from vime_proto.sample.v1 import sample_pb2
@@ -53,9 +54,7 @@ class BatchIndex:
     bytes: int
 
     @classmethod
-    def from_groups(
-        cls, groups: Sequence[buffer_pb2.GroupIndex], batch_id: str = "", ordinal: int = 0
-    ) -> BatchIndex:
+    def from_groups(cls, groups: Sequence[buffer_pb2.GroupIndex], batch_id: str = "", ordinal: int = 0) -> BatchIndex:
         """Reads a leased batch's groups.
 
         Raises:
@@ -65,7 +64,9 @@ class BatchIndex:
         samples = [(r, sample) for r, (_, rollout) in enumerate(rollouts) for sample in rollout.samples]
         for _, rollout in rollouts:
             if rollout.HasField("reward") and not math.isfinite(rollout.reward):
-                raise ContractError("rollout.reward", f"{rollout.reward} is not finite (rollout {rollout.rollout_id!r})")
+                raise ContractError(
+                    "rollout.reward", f"{rollout.reward} is not finite (rollout {rollout.rollout_id!r})"
+                )
         for _, sample in samples:
             if sample.tokens == 0:
                 raise ContractError("sample.tokens", f"a sample without tokens (sample {sample.sample_id!r})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from vime_proto.buffer.v1 import buffer_pb2
 from vime_proto.sample.v1 import sample_pb2
 from vime_proto.validate import validate_group

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import Field
+
 from vime_proto.settings import Section
 
 
@@ -14,7 +15,9 @@ class BatchSettings(Section):
     groups: int = Field(32, ge=1, description="groups in a batch")
     group_size: int = Field(8, ge=1, description="rollouts in a group")
     token_budget: int = Field(16384, ge=1, description="most tokens of a micro-batch; a longer sample goes alone")
-    layout: Literal["packed", "padded"] = Field("packed", description="padded: sequences of a micro-batch share one length")
+    layout: Literal["packed", "padded"] = Field(
+        "packed", description="padded: sequences of a micro-batch share one length"
+    )
     optimizer_steps: int = Field(1, ge=1, description="optimizer steps a batch, each on a part of its groups")
     max_attempts: int | None = Field(None, ge=1, description="attempts after which the buffer drops a prompt")
     epochs: int | None = Field(None, ge=1, description="passes over the prompts; absent repeats for ever")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 import torch
+
 from vime_proto.common.v1 import common_pb2 as common
 
 _LAYER = re.compile(r"^(.*\.layers\.\d+)\.")

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 
 import grpc
+
 from vime_proto.errors import describe
 from vime_proto.rollout.v1 import rollout_pb2 as pb
 from vime_proto.rollout.v1 import rollout_pb2_grpc

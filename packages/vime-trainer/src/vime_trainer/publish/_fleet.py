@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import grpc
+
 from vime_proto.channel import call
 from vime_proto.common.v1 import common_pb2 as common
 from vime_proto.errors import describe
@@ -25,9 +26,7 @@ class Fleet:
 
     async def reachable(self) -> list[pb.EngineEntry]:
         """Engines that are neither unhealthy, nor draining, nor starting. Those left out catch up later by themselves."""
-        answer = await call(
-            self._stub.ListEngines, pb.ListEnginesRequest(refresh=True), timeout=10.0, deadline=60.0
-        )
+        answer = await call(self._stub.ListEngines, pb.ListEnginesRequest(refresh=True), timeout=10.0, deadline=60.0)
         return [
             entry
             for entry in answer.engines
@@ -47,7 +46,9 @@ class Fleet:
                 return entries
             if time.monotonic() >= end:
                 names = ", ".join(entry.engine_id for entry in entries) or "none"
-                raise TimeoutError(f"{count} engines needed within {timeout:g} s; the router lists as reachable: {names}")
+                raise TimeoutError(
+                    f"{count} engines needed within {timeout:g} s; the router lists as reachable: {names}"
+                )
             await asyncio.sleep(self._poll_seconds)
 
     async def set_minimum_version(self, version: common.PolicyVersion, request_id: str) -> str | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import grpc
 import torch
+
 from vime_proto.channel import open_channel
 from vime_proto.common.v1 import common_pb2 as common
 from vime_proto.errors import describe
@@ -129,10 +130,11 @@ class Publisher:
 
     async def watch(self):
         """Yields the newest manifest, then every one that follows; a slow reader skips to the newest."""
-        seen = None
+        seen: pb.WeightManifest | None = None
         while True:
             async with self._changed:
-                await self._changed.wait_for(lambda: self.latest is not None and self.latest is not seen)
+                while self.latest is seen:
+                    await self._changed.wait()
                 seen = self.latest
             yield seen
 

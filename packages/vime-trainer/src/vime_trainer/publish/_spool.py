@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+
 from vime_proto.checksum import checksum
 from vime_proto.common.v1 import common_pb2 as common
 from vime_proto.validate import model_digest, validate_manifest

@@ -12,7 +12,6 @@ from typing import Protocol
 
 from vime_proto.errors import ContractError
 from vime_proto.sample.v1 import sample_pb2
-
 from vime_trainer.batch import BatchIndex, index_group
 
 _GROUPS = "groups.binpb"

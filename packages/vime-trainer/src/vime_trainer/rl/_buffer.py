@@ -8,13 +8,13 @@ import logging
 from collections.abc import Mapping, Sequence
 
 import grpc
+
 from vime_proto.buffer.v1 import buffer_pb2 as pb
 from vime_proto.buffer.v1 import buffer_pb2_grpc
 from vime_proto.channel import call, open_channel
 from vime_proto.common.v1 import common_pb2 as common
 from vime_proto.errors import describe
 from vime_proto.sample.v1 import sample_pb2
-
 from vime_trainer.batch import BatchIndex
 
 from ._batches import LeasedBatch, NotYet
@@ -140,9 +140,7 @@ class BufferClient:
             LostLeaseError: the lease lapsed or was fenced.
         """
         self._stop_renewal()
-        request = pb.AckBatchRequest(
-            request_id=self._id("ack"), run_id=self._settings.run_id, lease_id=leased.lease_id
-        )
+        request = pb.AckBatchRequest(request_id=self._id("ack"), run_id=self._settings.run_id, lease_id=leased.lease_id)
         try:
             return self._call(self._stub.AckBatch, request).trained
         except grpc.RpcError as error:

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Sequence
 
 import grpc
+
 from vime_proto.errors import describe
 from vime_proto.process import exit_with_parent
 from vime_proto.settings import load
-
 from vime_trainer.publish import PublishError
 
 from ._buffer import LostLeaseError

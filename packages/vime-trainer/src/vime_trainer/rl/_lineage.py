@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from vime_proto.common.v1 import common_pb2 as common
-
 from vime_trainer.files import write_text
 
 _FILE = "lineages.json"

@@ -12,7 +12,6 @@ from vime_proto.common.v1 import common_pb2 as common
 from vime_proto.errors import ContractError
 from vime_proto.trainer.v1 import trainer_pb2 as trainer
 from vime_proto.version import policy_version
-
 from vime_trainer.batch import RefusedSamplesError, read_columns
 from vime_trainer.checkpoint import RunState, list_steps, path_of
 from vime_trainer.metrics import Writer, finite, peak_rss_bytes

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from vime_proto.errors import ContractError
 
+from vime_proto.errors import ContractError
 from vime_trainer.batch import Columns, MicroBatch, RefusedSamplesError
 from vime_trainer.packed import ReplayRows
 

@@ -15,7 +15,6 @@ from vime_proto.channel import open_channel
 from vime_proto.errors import ContractError
 from vime_proto.process import write_address_file
 from vime_proto.trainer.v1 import trainer_pb2 as trainer
-
 from vime_trainer.checkpoint import CheckpointError, RunState, start_point
 from vime_trainer.files import write_text
 from vime_trainer.metrics import PrometheusWriter, Writer, open_writers
@@ -36,7 +35,9 @@ log = logging.getLogger(__name__)
 _CLEAN_UP_SECONDS = 5.0
 
 
-def train(settings: RlSettings, backend: Callable[[RlSettings], Backend], interrupt: threading.Event | None = None) -> str:
+def train(
+    settings: RlSettings, backend: Callable[[RlSettings], Backend], interrupt: threading.Event | None = None
+) -> str:
     """Runs `vime-trainer rl` to its end; "finished" or "stopped".
 
     Args:
@@ -55,7 +56,9 @@ def train(settings: RlSettings, backend: Callable[[RlSettings], Backend], interr
         try:
             reason = _train(settings, backend, status, io, stack)
         except BaseException as error:
-            status.set(trainer.TRAINER_STATE_FAILED, reason="interrupted" if isinstance(error, Interrupted) else str(error))
+            status.set(
+                trainer.TRAINER_STATE_FAILED, reason="interrupted" if isinstance(error, Interrupted) else str(error)
+            )
             for request in status.take_checkpoint_requests():
                 request.done.set_exception(RuntimeError("the run ended before the checkpoint was written"))
             raise

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
+
 from vime_proto.errors import ContractError
 from vime_proto.settings import Section, ServerSettings, Settings
-
 from vime_trainer.algorithms import AlgorithmSettings, check_correction, get_algorithm
 from vime_trainer.batch import BatchSettings
 from vime_trainer.checkpoint import CheckpointSettings
@@ -25,7 +25,9 @@ class EvaluationSettings(Section):
     interval: int | None = Field(None, ge=1, description="batches between evaluations; absent for none in between")
     at_start: bool = Field(True, description="before the first batch of this process, also when it resumes")
     at_end: bool = Field(True, description="after the last batch")
-    wait: bool = Field(True, description="train on only when the result is there; else the weights may change meanwhile")
+    wait: bool = Field(
+        True, description="train on only when the result is there; else the weights may change meanwhile"
+    )
     deadline_seconds: float = Field(3600.0, gt=0, description="after which the result covers what there is")
     rollouts_per_prompt: int = Field(0, ge=0, description="0 takes the set's")
     max_prompts: int = Field(0, ge=0, description="only the first so many prompts; 0 for all")
@@ -49,7 +51,9 @@ class RlSettings(Settings):
     recompute: bool = Field(False, description="recompute activations in the backward pass (GPU only)")
     buffer: str | None = Field(None, description="host:port of the buffer")
     router: str | None = Field(None, description="host:port of the router that lists the engines")
-    import_batches: Path | None = Field(None, description="train from this folder of exported batches, without a buffer")
+    import_batches: Path | None = Field(
+        None, description="train from this folder of exported batches, without a buffer"
+    )
     export_batches: Path | None = Field(None, description="write every leased batch to this folder")
     max_steps: int | None = Field(None, ge=1, description="batches of the whole run, restored ones included")
     seed: int = Field(0, ge=0, description="order of the prompts, random numbers")

@@ -121,9 +121,7 @@ class BatchTrainer:
             if difference is not None:
                 difference.add(micro, outputs.logprobs)
             streams = micro.streams.to(outputs.logprobs.device)
-            result = objective(
-                self._algorithm, self._settings.algorithm, outputs.logprobs, outputs.entropy, streams
-            )
+            result = objective(self._algorithm, self._settings.algorithm, outputs.logprobs, outputs.entropy, streams)
             result.loss.backward()
             loss += float(result.loss.detach())
             figures.add(result.metrics, streams.mask)

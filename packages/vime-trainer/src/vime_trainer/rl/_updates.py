@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterable
 
 from torch import Tensor
+
 from vime_proto.common.v1 import common_pb2 as common
 from vime_proto.version import policy_version, show
-
 from vime_trainer.publish import Fleet, Publisher
 
 from ._io import IoThread

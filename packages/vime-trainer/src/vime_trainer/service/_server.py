@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import socket
 
+import vime_trainer
 from vime_proto.channel import join_address, split_address
 from vime_proto.server import RunningServer, ServerInfo, ServerOptions, start_server
 from vime_proto.trainer.v1 import trainer_pb2_grpc
 from vime_proto.weights.v1 import weights_pb2_grpc
-
-import vime_trainer
 from vime_trainer.publish import Publisher
 
 from ._status import RunStatus

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 
 import grpc
+
 from vime_proto.errors import StatusError
 from vime_proto.idempotency import RequestLog
 from vime_proto.trainer.v1 import trainer_pb2 as pb

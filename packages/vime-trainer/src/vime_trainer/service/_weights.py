@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import grpc
+
 from vime_proto.errors import ContractError, StatusError
 from vime_proto.idempotency import RequestLog
 from vime_proto.weights.v1 import weights_pb2 as pb
 from vime_proto.weights.v1 import weights_pb2_grpc
-
 from vime_trainer.publish import Publisher
 
 
