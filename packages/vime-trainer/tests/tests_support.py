@@ -48,3 +48,50 @@ def make_folder(kind: str, folder: Path) -> Path:
             assert "bias" not in name
     model.save_pretrained(folder)
     return folder
+
+
+def make_tokenizer():
+    """Letters as tokens, with a chat template that puts a separator after each end token."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    symbols = ["<pad>", "<bos>", "<eos>", *"abcdefgh=|>;"]
+    plain = Tokenizer(models.WordLevel({symbol: place for place, symbol in enumerate(symbols)}, unk_token="<pad>"))
+    plain.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    plain.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=plain, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+    )
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '|' if m['role'] == 'user' else '>' }}{{ m['content'] }}<eos>;{% endfor %}"
+        "{% if add_generation_prompt %}>{% endif %}"
+    )
+    return tokenizer
+
+
+def tiny_moe_folder(folder: Path) -> Path:
+    """A smaller MoE with the tokenizer, for tests that train."""
+    from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+
+    config = Qwen3MoeConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=64,
+        vocab_size=20,
+        max_position_embeddings=64,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        norm_topk_prob=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder

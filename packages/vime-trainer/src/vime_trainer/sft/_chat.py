@@ -41,18 +41,17 @@ def chat_example(
     for index in spoken:
         before = render(messages[:index], True)
         after = render(messages[: index + 1], False)
-        if not (full.startswith(before) and after.startswith(before)):
+        end = _end(after, len(before), tokenizer.eos_token)
+        if not (after.startswith(before) and full.startswith(after[:end])):
             hint = "; set data.train_turns = 'last'" if turns == "all" else ""
-            raise ValueError(f"turn {index}: the chat template renders what precedes it in another way later on{hint}")
-        spans.append((len(before), _end(full, after, len(before), tokenizer.eos_token)))
+            raise ValueError(f"turn {index}: the chat template renders it in another way when later turns follow{hint}")
+        spans.append((len(before), end))
     encoded = tokenizer(full, add_special_tokens=False, return_offsets_mapping=True)
     learnt = [any(begin <= start and stop <= end for begin, end in spans) for start, stop in encoded["offset_mapping"]]
     return list(encoded["input_ids"]), learnt
 
 
-def _end(full: str, after: str, begin: int, eos: str | None) -> int:
-    common = begin
-    while common < min(len(full), len(after)) and full[common] == after[common]:
-        common += 1
-    close = full.rfind(eos, begin, common) if eos else -1
-    return close + len(eos) if close >= 0 and eos else common
+def _end(after: str, begin: int, eos: str | None) -> int:
+    """Where the turn that starts at `begin` ends: after its end token, or with the text if it has none."""
+    close = after.rfind(eos, begin) if eos else -1
+    return close + len(eos) if close >= 0 and eos else len(after)

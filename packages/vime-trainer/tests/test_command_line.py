@@ -1,0 +1,166 @@
+"""The commands as a user runs them, and what importing the package costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from tests_support import tiny_moe_folder
+
+import vime_trainer
+from vime_trainer import checkpoint, cli, megatron, models, optim, policy, sft
+from vime_trainer.policy import Policy
+
+
+def run(argv, capsys):
+    status = cli.main([str(word) for word in argv])
+    captured = capsys.readouterr()
+    return status, captured.out.strip(), captured.err.strip()
+
+
+def test_init_sft_export_and_logprobs(tmp_path, capsys):
+    source = tiny_moe_folder(tmp_path / "source")
+    made = tmp_path / "made"
+    options = ["--model-config-file", source / "config.json", "--output", made, "--tokenizer", source, "--seed", 7]
+    assert run(["init", *options], capsys)[:2] == (0, str(made))
+    assert (made / "tokenizer.json").is_file()
+    status, _, error = run(["init", *options], capsys)
+    assert status == 1 and error.endswith(f"output: {made} exists already")
+
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": "<bos>ab=", "response": "ba"}) + "\n")
+    config = tmp_path / "sft.toml"
+    config.write_text(
+        f'model = "{made}"\noutput = "{tmp_path / "run"}"\nsteps = 2\nbatch_size = 3\n[data]\nfiles = ["{rows}"]\n'
+        "[optimizer]\nlearning_rate = 0.01\n[metrics]\ntensorboard = false\n"
+    )
+    status, out, error = run(["sft", "--config", config], capsys)
+    assert (status, out) == (0, str(tmp_path / "run" / "final")), error
+
+    exported = tmp_path / "exported"
+    command = ["export", "--model", made, "--checkpoint", tmp_path / "run" / "checkpoints", "--output", exported]
+    assert run(command, capsys)[:2] == (0, str(exported))
+    assert (exported / "model.safetensors").read_bytes() == (
+        tmp_path / "run" / "final" / "model.safetensors"
+    ).read_bytes()
+
+    data = tmp_path / "tokens.jsonl"
+    data.write_text('{"tokens": [1, 3, 4, 5]}\n\n{"tokens": [1, 5], "temperature": 0.5}\n{"tokens": [2]}\n')
+    status, out, _ = run(["logprobs", "--model", exported, "--data", data, "--batch-tokens", 5], capsys)
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert status == 0 and [len(line["logprobs"]) for line in lines] == [4, 2, 1]
+    assert all(line["logprobs"][0] is None for line in lines)
+    from vime_trainer.packed import pack
+
+    want = Policy.from_hf(exported)(pack([[1, 5]], 0.5)).logprobs[1].item()
+    assert lines[1]["logprobs"][1] == pytest.approx(want, abs=1e-6)
+    data.write_text('{"tokens": []}\n')
+    status, _, error = run(["logprobs", "--model", exported, "--data", data], capsys)
+    assert status == 1 and "tokens.jsonl:1: tokens must be a list" in error
+
+
+def test_faults_end_with_one_line_that_names_them(tmp_path, capsys):
+    status, _, error = run(["sfd"], capsys)
+    assert status == 2 and error.startswith("vime-trainer: unknown command 'sfd'; did you mean 'sft'?")
+    with pytest.raises(SystemExit) as exit_info:
+        run(["init", "--model-config-fil", "x", "--output", "y"], capsys)
+    assert exit_info.value.code == 2
+    assert "did you mean 'model_config_file'?" in capsys.readouterr().err
+    status, _, error = run(["init", "--model-config-file", tmp_path / "no", "--output", tmp_path / "o"], capsys)
+    assert status == 1 and error == f"vime-trainer init: no config.json at {tmp_path / 'no'}"
+    status, _, error = run(
+        ["export", "--model", tiny_moe_folder(tmp_path / "m"), "--checkpoint", tmp_path / "none", "--output", tmp_path / "o"],
+        capsys,
+    )
+    assert status == 1 and f"{tmp_path / 'none'}: no checkpoint" in error
+    assert run([], capsys)[0] == 2 and run(["--help"], capsys)[0] == 0
+    assert run(["--version"], capsys)[1] == vime_trainer.__version__
+
+
+def fresh(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=os.environ | environment
+    )
+
+
+def test_importing_the_package_and_asking_for_help_load_nothing_heavy():
+    code = (
+        "import sys, vime_trainer, vime_trainer.cli as cli; assert cli.main(['--help']) == 0;"
+        "print([m for m in ('torch', 'megatron', 'transformers', 'vllm', 'ray') if m in sys.modules])"
+    )
+    done = fresh(code)
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr
+
+
+def test_the_trainer_never_imports_the_engine_or_the_launcher():
+    code = (
+        "import sys, vime_trainer.policy, vime_trainer.sft;"
+        "print([m for m in ('vllm', 'ray', 'vime_rollout', 'vime_buffer', 'vime_launch') if m in sys.modules])"
+    )
+    done = fresh(code)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_more_than_one_process_is_refused_with_a_clear_message():
+    done = fresh("from vime_trainer.megatron import initialize; initialize()", WORLD_SIZE="2")
+    assert done.returncode != 0
+    assert done.stderr.strip().endswith("WORLD_SIZE: 2 trainer processes are not supported by this version; valid: 1")
+    with pytest.raises(ValueError, match=r"parallel\.tensor: 2 is not supported by this version; valid: 1"):
+        megatron.ParallelConfig(tensor=2)
+
+
+def test_the_stand_ins_for_a_gpu_are_only_there_without_one():
+    megatron.initialize()
+    if torch.cuda.is_available():
+        assert isinstance(torch.cuda.current_device(), int)
+        return
+    assert torch.cuda.current_device() == torch.device("cpu")
+    with megatron.cuda_names():
+        assert torch.zeros(1, device="cuda").device.type == "cpu"
+        assert torch.zeros(1).type() == "torch.cuda.FloatTensor"
+    assert torch.zeros(1).type() == "torch.FloatTensor"
+
+
+def test_public_names():
+    assert vime_trainer.__all__ == ["__version__"]
+    assert list(cli.COMMANDS) == ["init", "sft", "rl", "export", "logprobs"]
+    assert megatron.__all__ == [
+        "ParallelConfig",
+        "build_model",
+        "cuda_names",
+        "device",
+        "head_weight",
+        "initialize",
+        "routers",
+    ]
+    assert policy.__all__ == ["DTYPES", "Policy", "token_logprobs"]
+    assert optim.__all__ == ["Optimizer", "OptimizerSettings", "StepResult", "learning_rate"]
+    assert checkpoint.__all__ == [
+        "CheckpointError",
+        "CheckpointSettings",
+        "RunState",
+        "find_latest",
+        "list_steps",
+        "load_checkpoint",
+        "path_of",
+        "save_checkpoint",
+        "start_point",
+    ]
+    assert sft.__all__ == [
+        "Cursor",
+        "DataError",
+        "DataSettings",
+        "Example",
+        "Order",
+        "SftSettings",
+        "SftStep",
+        "micro_batches",
+        "read_examples",
+        "run_sft",
+        "train_step",
+    ]
+    assert [family.name for family in models.FAMILIES] == ["qwen3", "qwen3_moe"]
