@@ -6,11 +6,14 @@ import asyncio
 
 import grpc
 import pytest
-from worker_models import ABORT, RUN, STOP, answering, delta, ids_of, until
+from worker_models import ABORT, RUN, STOP, ScriptedEngine, answering, delta, ids_of, until
 
-from vime_proto.buffer.v1 import buffer_pb2
+from vime_proto.buffer.v1 import buffer_pb2, buffer_pb2_grpc
+from vime_proto.channel import open_channel, wait_serving
 from vime_proto.errors import StatusError
+from vime_proto.fakes import FakeBuffer, serve
 from vime_proto.sample.v1 import sample_pb2 as pb
+from vime_proto.server import ServerOptions
 from vime_rollout.worker._errors import FatalError
 
 
@@ -171,3 +174,51 @@ async def test_a_commit_whose_lease_is_gone_is_dropped(stage, prompts):
     one.worker()
     (group,) = await one.groups(await one.batch())
     assert group.rollouts[0].attempt == 2
+
+
+async def test_a_buffer_that_restarts_loses_and_doubles_nothing(stage, prompts):
+    started = asyncio.Event()
+
+    async def slow(request, seen):
+        started.set()
+        await asyncio.sleep(0.5)
+        yield delta([5, 2], 0, STOP)
+
+    one = await stage(slow, prompts[:2])
+    store = FakeBuffer(source=prompts[:2])
+    async with serve(store) as first:
+        async with open_channel(first.address) as channel:
+            one.stub = buffer_pb2_grpc.BufferServiceStub(channel)
+            await one.open_run()
+        one.worker(buffer=first.address)
+        await started.wait()
+    # Away while the groups are being generated; back under the same address with what it knew.
+    await asyncio.sleep(1.0)
+    async with serve(store, ServerOptions(address=first.address)), open_channel(first.address) as channel:
+        await wait_serving(channel, 30.0)
+        one.stub = buffer_pb2_grpc.BufferServiceStub(channel)
+        assert len((await one.batch(30.0)).groups) == 2
+        stats = await one.stats()
+        assert stats.groups_committed_total == 2 and stats.leases_lapsed_total == 0
+        assert len(one.engine.requests) == 4
+        one.stop.set()
+
+
+async def test_an_engine_that_restarts_is_asked_again_under_the_same_ids(stage, prompts):
+    async def halting(request, seen):
+        yield delta([10], 0)
+        await asyncio.sleep(60)
+
+    one = await stage(halting, prompts[:1])
+    await one.open_run(batch_groups=1)
+    first = ScriptedEngine(halting)
+    async with serve(first) as at:
+        one.worker(rollout=at.address)
+        await until(lambda: first.running == 2)
+    second = ScriptedEngine(answering([11, 2]))
+    async with serve(second, ServerOptions(address=at.address)):
+        (group,) = await one.groups(await one.batch(30.0))
+        one.stop.set()
+    assert {one.request_id for one in first.requests} == {one.request_id for one in second.requests}
+    for rollout in group.rollouts:
+        assert [ids_of(segment.token_ids) for segment in rollout.samples[0].segments[1:]] == [[11, 2]]

@@ -21,7 +21,13 @@ from vime_rollout.worker._deltas import INT32, Deltas
 from vime_rollout.worker._errors import RolloutError
 from vime_rollout.worker._trajectory import Trajectory
 
-_PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.ABORTED)
+# CANCELLED comes from a server that stops: this side raises CancelledError when it cancels itself.
+_PASSING = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.CANCELLED,
+)
 _FIRST_BACKOFF, _LARGEST_BACKOFF = 0.05, 2.0
 _PRECONDITION_SECONDS = 120.0
 _MOST_EMPTY_ABORTS = 200
