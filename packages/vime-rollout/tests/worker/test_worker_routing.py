@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from worker_models import RUN, STOP, delta
+
 from vime_proto.buffer.v1 import buffer_pb2
 from vime_proto.fakes import build
 from vime_proto.validate import validate_sample
 from vime_proto.version import policy_version
 from vime_r3.trace import decode
-from worker_models import RUN, STOP, delta
 
 
 async def routed(request, seen):
