@@ -51,9 +51,7 @@ def drift() -> list[str]:
         generate(Path(folder))
         fresh = {path.relative_to(folder) for path in Path(folder).rglob("*_pb2*")}
         committed = {path.relative_to(SOURCE) for path in SOURCE.glob("vime_proto/*/v1/*_pb2*.py*")}
-        same = {
-            path for path in fresh & committed if filecmp.cmp(Path(folder) / path, SOURCE / path, shallow=False)
-        }
+        same = {path for path in fresh & committed if filecmp.cmp(Path(folder) / path, SOURCE / path, shallow=False)}
         return sorted(map(str, (fresh | committed) - same))
 
 

@@ -49,7 +49,9 @@ def test_the_floors_are_what_generated_code_demands():
 def test_every_part_is_documented(path):
     lines = path.read_text().splitlines()
     for number, line in enumerate(lines):
-        declares = re.match(r"\s*(message|enum|service|rpc|oneof) |\s*(repeated |optional |map<)?[\w.<>, ]+ \w+ = \d+;", line)
+        declares = re.match(
+            r"\s*(message|enum|service|rpc|oneof) |\s*(repeated |optional |map<)?[\w.<>, ]+ \w+ = \d+;", line
+        )
         speaks_for_itself = "_UNSPECIFIED = 0;" in line or line.strip().startswith("DTYPE_")
         if declares and not speaks_for_itself:
             assert lines[number - 1].strip().startswith("//"), f"{path.name}:{number + 1}: {line.strip()}"
@@ -57,7 +59,20 @@ def test_every_part_is_documented(path):
 
 def test_numbers_that_may_be_zero_have_presence():
     text = "\n".join(path.read_text() for path in PROTOS)
-    for name in ("reward", "number", "lineage", "temperature", "ordinal", "trained", "start", "stop", "offset", "step", "row", "epoch"):
+    for name in (
+        "reward",
+        "number",
+        "lineage",
+        "temperature",
+        "ordinal",
+        "trained",
+        "start",
+        "stop",
+        "offset",
+        "step",
+        "row",
+        "epoch",
+    ):
         declared = re.findall(rf"^\s*(\w+ )?(?:double|u?int(?:32|64)) {name} = ", text, re.M)
         assert declared, name
         assert all(one in ("optional ", "repeated ") for one in declared), name

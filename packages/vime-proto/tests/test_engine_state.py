@@ -81,7 +81,12 @@ def test_a_failure_after_the_first_byte_leaves_stale_until_a_full_update():
     assert machine.state == es.STALE and machine.version is None and "lost a chunk" in machine.reason
     status = machine.fill(pb.EngineStatus(version=_version(7)))
     assert status.state == pb.ENGINE_STATE_STALE and not status.HasField("version") and status.reason
-    for call in (machine.pause, machine.resume, lambda: machine.sleep(1, busy=0), lambda: machine.wake(weights=True, kv_cache=True)):
+    for call in (
+        machine.pause,
+        machine.resume,
+        lambda: machine.sleep(1, busy=0),
+        lambda: machine.wake(weights=True, kv_cache=True),
+    ):
         _refused(call, "lost a chunk")
     _refused(lambda: machine.begin_update("d", full=False, busy=0), "base")
     _updated(machine, 2)
@@ -92,7 +97,10 @@ def test_a_failure_after_the_first_byte_leaves_stale_until_a_full_update():
 def test_memory_is_not_touched_while_a_step_runs(action):
     machine = _serving()
     machine.pause()
-    call = {"update": lambda busy: machine.begin_update("u", full=True, busy=busy), "sleep": lambda busy: machine.sleep(2, busy=busy)}
+    call = {
+        "update": lambda busy: machine.begin_update("u", full=True, busy=busy),
+        "sleep": lambda busy: machine.sleep(2, busy=busy),
+    }
     _refused(lambda: call[action](1), "1 engine steps are running")
     assert machine.state == es.PAUSED and machine.version is not None
     call[action](0)
@@ -142,7 +150,11 @@ def test_one_update_at_a_time_and_by_its_name():
     machine = _serving()
     machine.begin_update("u", full=True, busy=0)
     _refused(lambda: machine.begin_update("v", full=True, busy=0), "'u' is open")
-    for call in (lambda: machine.commit_update("v", _version(1)), lambda: machine.fail_update("v", "x"), machine.resume):
+    for call in (
+        lambda: machine.commit_update("v", _version(1)),
+        lambda: machine.fail_update("v", "x"),
+        machine.resume,
+    ):
         _refused(call)
     assert machine.update_id == "u"
 
@@ -192,7 +204,12 @@ class AnyOrder(RuleBasedStateMachine):
         try:
             call()
         except (StatusError, ContractError):
-            assert before == (self.machine.state, self.machine.version, self.machine.update_id, self.machine.sleep_level)
+            assert before == (
+                self.machine.state,
+                self.machine.version,
+                self.machine.update_id,
+                self.machine.sleep_level,
+            )
             return False
         return True
 

@@ -11,7 +11,9 @@ import pytest
 @contextlib.contextmanager
 def served(*arguments: str):
     """A fake in a process of its own; yields its address."""
-    process = subprocess.Popen([sys.executable, "-m", "vime_proto.fakes", *arguments], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vime_proto.fakes", *arguments], stdout=subprocess.PIPE, text=True
+    )
     try:
         with process.stdout as output:
             yield output.readline().removeprefix("listening on ").strip()
@@ -22,7 +24,17 @@ def served(*arguments: str):
 
 def run_suite(name: str, target: str, report) -> tuple[int, set[str]]:
     """(tests passed, names of those skipped) of a suite; fails with its output when a test failed."""
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "vime_proto.conformance.plugin", "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--tb=short",
+        "-p",
+        "vime_proto.conformance.plugin",
+        "-p",
+        "no:cacheprovider",
+    ]
     command += ["--pyargs", f"vime_proto.conformance.{name}", "--target", target, f"--junitxml={report}"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=report.parent)
     assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]

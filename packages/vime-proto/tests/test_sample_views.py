@@ -57,7 +57,10 @@ def test_an_empty_sample_has_empty_views():
 
 
 def test_age_is_that_of_the_oldest_segment_and_the_mean_weighs_tokens():
-    segments = [build.prompt_segment(), *(build.model_segment(_version(v), [1] * n) for v, n in ((3, 1), (5, 2), (7, 5)))]
+    segments = [
+        build.prompt_segment(),
+        *(build.model_segment(_version(v), [1] * n) for v, n in ((3, 1), (5, 2), (7, 5))),
+    ]
     sample = pb.Sample(sample_id="s", segments=segments)
     assert views.oldest_version(sample) == _version(3)
     assert views.staleness(sample, 8) == (5, (5 * 1 + 3 * 2 + 1 * 5) / 8)

@@ -77,12 +77,19 @@ async def test_info_says_what_a_server_is(start):
     async with open_channel(server.address) as channel:
         info = await common_pb2_grpc.InfoServiceStub(channel).GetInfo(common_pb2.GetInfoRequest())
         again = await common_pb2_grpc.InfoServiceStub(channel).GetInfo(common_pb2.GetInfoRequest())
-    assert (info.package, info.role, info.run_id, dict(info.capabilities)) == ("vime-trainer", "trainer", "run", {"x": "true"})
+    assert (info.package, info.role, info.run_id, dict(info.capabilities)) == (
+        "vime-trainer",
+        "trainer",
+        "run",
+        {"x": "true"},
+    )
     assert info.contract.minimum == "1.0" and info.incarnation == again.incarnation
     assert set(info.services) == {"vime.trainer.v1.TrainerService", "vime.common.v1.InfoService"}
     other = await start()
     async with open_channel(other.address) as channel:
-        assert (await common_pb2_grpc.InfoServiceStub(channel).GetInfo(common_pb2.GetInfoRequest())).incarnation != info.incarnation
+        assert (
+            await common_pb2_grpc.InfoServiceStub(channel).GetInfo(common_pb2.GetInfoRequest())
+        ).incarnation != info.incarnation
 
 
 async def test_health_follows_set_serving(start):
@@ -139,7 +146,10 @@ async def test_an_unexpected_error_is_internal_and_logged(start, caplog):
 
 
 async def test_a_call_is_repeated_while_its_error_may_pass(start):
-    passing = [StatusError(grpc.StatusCode.UNAVAILABLE, "x"), StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, "x", retry_after=0.01)]
+    passing = [
+        StatusError(grpc.StatusCode.UNAVAILABLE, "x"),
+        StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, "x", retry_after=0.01),
+    ]
     trainer = Trainer(*passing)
     server = await start(trainer)
     async with open_channel(server.address) as channel:
@@ -241,7 +251,9 @@ async def test_ipv6_hosts_are_bracketed(start):
         assert (await _stub(channel).GetStatus(pb.GetStatusRequest(), timeout=5)).step == 0
 
 
-@pytest.mark.parametrize(("host", "port", "text"), [("127.0.0.1", 5, "127.0.0.1:5"), ("::1", 5, "[::1]:5"), ("a.b", 0, "a.b:0")])
+@pytest.mark.parametrize(
+    ("host", "port", "text"), [("127.0.0.1", 5, "127.0.0.1:5"), ("::1", 5, "[::1]:5"), ("a.b", 0, "a.b:0")]
+)
 def test_addresses_are_joined_and_split(host, port, text):
     assert join_address(host, port) == text and split_address(text) == (host, port)
 
@@ -267,7 +279,10 @@ async def test_a_token_passes_streams_of_requests():
     from vime_proto.fakes import FakeBuffer, serve
 
     fake = FakeBuffer()
-    async with serve(fake, ServerOptions(token="secret")) as server, open_channel(server.address, token="secret") as channel:
+    async with (
+        serve(fake, ServerOptions(token="secret")) as server,
+        open_channel(server.address, token="secret") as channel,
+    ):
         stub = buffer_pb2_grpc.BufferServiceStub(channel)
         message = buffer_pb2.PutBlobRequest(run_id="r", request_id="q", data=b"x", checksum=checksum(b"x"))
         with pytest.raises(grpc.RpcError) as caught:

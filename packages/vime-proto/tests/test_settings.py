@@ -38,7 +38,12 @@ def test_defaults_then_file_then_options(tmp_path):
     file = tmp_path / "demo.toml"
     file.write_text('steps = 5\npolicy = "x"\n[sampling]\ntemperature = 0.5\nstop = ["a"]\n')
     settings = _load("--config", str(file), "--sampling.temperature", "0.7", "--steps=7")
-    assert (settings.steps, settings.policy, settings.sampling.temperature, settings.sampling.stop) == (7, "x", 0.7, ["a"])
+    assert (settings.steps, settings.policy, settings.sampling.temperature, settings.sampling.stop) == (
+        7,
+        "x",
+        0.7,
+        ["a"],
+    )
 
 
 def test_a_default_of_true_stays_and_can_be_turned_off():

@@ -42,7 +42,10 @@ def test_decoding_copies_nothing_and_is_read_only():
     assert not view.flags.writeable and not view.flags.owndata
 
 
-@pytest.mark.parametrize(("dtype", "bits"), [(pb.DTYPE_BFLOAT16, np.uint16), (pb.DTYPE_FLOAT8_E4M3, np.uint8), (pb.DTYPE_FLOAT8_E5M2, np.uint8)])
+@pytest.mark.parametrize(
+    ("dtype", "bits"),
+    [(pb.DTYPE_BFLOAT16, np.uint16), (pb.DTYPE_FLOAT8_E4M3, np.uint8), (pb.DTYPE_FLOAT8_E5M2, np.uint8)],
+)
 def test_types_without_numpy_counterpart_travel_as_bits(dtype, bits):
     array = np.array([0, 1, 127], bits)
     message = to_tensor(array, dtype)
@@ -93,7 +96,12 @@ def test_huge_shapes_do_not_overflow():
 
 
 def test_sizes():
-    assert [itemsize(d) for d in (pb.DTYPE_BOOL, pb.DTYPE_BFLOAT16, pb.DTYPE_FLOAT8_E4M3, pb.DTYPE_FLOAT64)] == [1, 2, 1, 8]
+    assert [itemsize(d) for d in (pb.DTYPE_BOOL, pb.DTYPE_BFLOAT16, pb.DTYPE_FLOAT8_E4M3, pb.DTYPE_FLOAT64)] == [
+        1,
+        2,
+        1,
+        8,
+    ]
 
 
 def test_expert_ids_around_the_byte_limit_survive_and_state_their_type():

@@ -19,7 +19,9 @@ NAMES = list(toy_weights(0))
 
 def _update(sources=2, chunk_tensors=1, names=NAMES, base=None, **options):
     tensors = {name: one for name, one in toy_weights(0).items() if name in names}
-    manifest, streams = build.manifest("u", NEXT, tensors, build.plan(names, sources, chunk_tensors), base, options.pop("checksums", True))
+    manifest, streams = build.manifest(
+        "u", NEXT, tensors, build.plan(names, sources, chunk_tensors), base, options.pop("checksums", True)
+    )
     return UpdateReceiver(manifest, EXPECTED, HELD, **options), streams
 
 

@@ -20,26 +20,45 @@ HOLDER = {"holder": "h", "incarnation": "1"}
 LINEAGE = common.Lineage(ordinal=1, parent=0, forked_at=0)
 
 VALID = [
-    (validate.validate_open_run, buffer.OpenRunRequest(**IDS, batch_groups=1, group_size=1, max_staleness=0, publish_interval=1, lineage=common.Lineage(ordinal=0))),
+    (
+        validate.validate_open_run,
+        buffer.OpenRunRequest(
+            **IDS, batch_groups=1, group_size=1, max_staleness=0, publish_interval=1, lineage=common.Lineage(ordinal=0)
+        ),
+    ),
     (validate.validate_lease_prompts, buffer.LeasePromptsRequest(**IDS, **HOLDER, max_prompts=1)),
     (validate.validate_lease_batch, buffer.LeaseBatchRequest(**IDS, **HOLDER, wait_seconds=1.5)),
     (validate.validate_renew_leases, buffer.RenewLeasesRequest(run_id="run", lease_ids=["a"])),
     (validate.validate_put_prompts, buffer.PutPromptsRequest(**IDS, prompts=[build.prompt("p")])),
     (validate.validate_commit_group, buffer.CommitGroupRequest(**IDS, lease_id="l", attempt=1, group=sample.Group())),
     (validate.validate_release_lease, buffer.ReleaseLeaseRequest(**IDS, lease_id="l")),
-    (validate.validate_fetch_samples, buffer.FetchSamplesRequest(run_id="run", samples=[buffer.SampleSelection(sample_id="s")], fields=[buffer.SAMPLE_FIELD_TOKENS])),
+    (
+        validate.validate_fetch_samples,
+        buffer.FetchSamplesRequest(
+            run_id="run", samples=[buffer.SampleSelection(sample_id="s")], fields=[buffer.SAMPLE_FIELD_TOKENS]
+        ),
+    ),
     (validate.validate_batch_end, buffer.AckBatchRequest(**IDS, lease_id="l")),
     (validate.validate_batch_end, buffer.NackBatchRequest(**IDS, lease_id="l")),
     (validate.validate_publish_version, buffer.PublishVersionRequest(request_id="q", version=VERSION)),
     (validate.validate_report_checkpoint, buffer.ReportCheckpointRequest(**IDS, batch=0, oldest_restorable=0)),
     (validate.validate_rewind, buffer.RewindRequest(**IDS, batch=0, lineage=LINEAGE)),
-    (validate.validate_start_evaluation, buffer.StartEvaluationRequest(**IDS, set="s", version=VERSION, sampling=sample.SamplingParams(temperature=0))),
+    (
+        validate.validate_start_evaluation,
+        buffer.StartEvaluationRequest(**IDS, set="s", version=VERSION, sampling=sample.SamplingParams(temperature=0)),
+    ),
     (validate.validate_register_engine, router.RegisterEngineRequest(request_id="q", engine_id="e", address="[::1]:5")),
     (validate.validate_engine_change, router.DrainEngineRequest(request_id="q", engine_id="e")),
     (validate.validate_minimum_version, router.SetMinimumVersionRequest(request_id="q", version=VERSION)),
     (validate.validate_minimum_version, router.SetMinimumVersionRequest(request_id="q")),
-    (validate.validate_generate_request, rollout.GenerateRequest(request_id="q", prompt_token_ids=build.ids([0]), sampling=build.sampling())),
-    (validate.validate_score_request, rollout.ScoreRequest(request_id="q", token_ids=build.ids([0, 1]), temperature=0.5)),
+    (
+        validate.validate_generate_request,
+        rollout.GenerateRequest(request_id="q", prompt_token_ids=build.ids([0]), sampling=build.sampling()),
+    ),
+    (
+        validate.validate_score_request,
+        rollout.ScoreRequest(request_id="q", token_ids=build.ids([0, 1]), temperature=0.5),
+    ),
 ]
 
 
@@ -126,7 +145,9 @@ def test_limits_of_the_model_are_checked_where_they_are_known():
 
 
 def test_an_engine_cannot_tell_evaluation_so_greedy_passes():
-    request = rollout.GenerateRequest(request_id="q", prompt_token_ids=build.ids([0]), sampling=build.sampling(temperature=0.0))
+    request = rollout.GenerateRequest(
+        request_id="q", prompt_token_ids=build.ids([0]), sampling=build.sampling(temperature=0.0)
+    )
     validate.validate_generate_request(request)
     with pytest.raises(ContractError, match="temperature"):
         validate.validate_generate_request(request, evaluation=False)

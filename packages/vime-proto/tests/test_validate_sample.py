@@ -254,7 +254,11 @@ def test_a_spoilt_prompt_is_refused_by_name(prompt, field):
 
 
 def test_every_way_to_ask_passes():
-    for fields in ({"text": "2+2="}, {"messages_json": '[{"role": "user", "content": "hi"}]'}, {"token_ids": build.ids([0])}):
+    for fields in (
+        {"text": "2+2="},
+        {"messages_json": '[{"role": "user", "content": "hi"}]'},
+        {"token_ids": build.ids([0])},
+    ):
         validate_prompt(pb.Prompt(prompt_id="p", record_json="{}", **fields))
 
 

@@ -104,5 +104,11 @@ def test_lineages_that_do_not_follow_are_refused(lineage, field):
 
 def test_a_dead_grandparent_stays_dead():
     # 0 forks at 5 into 1, 1 forks at 3 into 2: of lineage 0 only numbers up to 3 live on.
-    tree = LineageTree([pb.Lineage(ordinal=0), pb.Lineage(ordinal=1, parent=0, forked_at=5), pb.Lineage(ordinal=2, parent=1, forked_at=3)])
+    tree = LineageTree(
+        [
+            pb.Lineage(ordinal=0),
+            pb.Lineage(ordinal=1, parent=0, forked_at=5),
+            pb.Lineage(ordinal=2, parent=1, forked_at=3),
+        ]
+    )
     assert [tree.is_alive(policy_version("r", 0, n)) for n in (3, 4, 5, 6)] == [True, False, False, False]

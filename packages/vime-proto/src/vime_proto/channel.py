@@ -71,7 +71,11 @@ class _Token:
     async def _pass(self, continuation, details, request):
         given = tuple(details.metadata or ())
         marked = grpc.aio.ClientCallDetails(
-            details.method, details.timeout, grpc.aio.Metadata(*given, self._bearer), details.credentials, details.wait_for_ready
+            details.method,
+            details.timeout,
+            grpc.aio.Metadata(*given, self._bearer),
+            details.credentials,
+            details.wait_for_ready,
         )
         return await continuation(marked, request)
 

@@ -79,7 +79,9 @@ class UpdateReceiver:
         self._sources = {source.source_id: source for source in manifest.sources}
         self._next = dict.fromkeys(self._sources, 0)
         self._running: dict[str, dict[int, object]] = {
-            source: {algorithm: make() for algorithm, make in _HASHERS.items()} if _unsummed(self._sources[source]) else {}
+            source: {algorithm: make() for algorithm, make in _HASHERS.items()}
+            if _unsummed(self._sources[source])
+            else {}
             for source in self._sources
         }
         self._clock = clock
@@ -174,7 +176,8 @@ class UpdateReceiver:
                     raise ContractError(f"totals[{index}].{name}", about)
             if not total.HasField("checksum") and _unsummed(source):
                 raise ContractError(
-                    f"totals[{index}].checksum", f"source {total.source_id!r} has chunks without a checksum, so its total needs one"
+                    f"totals[{index}].checksum",
+                    f"source {total.source_id!r} has chunks without a checksum, so its total needs one",
                 )
         lacking = sorted(set(self._sources) - set(given))
         if lacking:
@@ -192,7 +195,9 @@ class UpdateReceiver:
                 continue
             if total.checksum.algorithm not in hashers:
                 raise ContractError("totals.checksum.algorithm", f"not computed here: {total.checksum.algorithm}")
-            actual = common.Checksum(algorithm=total.checksum.algorithm, value=hashers[total.checksum.algorithm].digest())
+            actual = common.Checksum(
+                algorithm=total.checksum.algorithm, value=hashers[total.checksum.algorithm].digest()
+            )
             _compare(actual, total.checksum, f"update {self.manifest.update_id!r}, source {total.source_id!r}")
 
     def _source(self, source_id: str, field: str = "source_id") -> pb.WeightSource:
@@ -256,7 +261,9 @@ def _check_tensors(manifest: pb.WeightManifest, expected: Expected) -> None:
             continue
         dtype, shape = expected[spec.name]
         if spec.dtype != dtype:
-            violations.append((f"{name}.dtype", f"{spec.name!r}: expected {dtype_name(dtype)}, got {dtype_name(spec.dtype)}"))
+            violations.append(
+                (f"{name}.dtype", f"{spec.name!r}: expected {dtype_name(dtype)}, got {dtype_name(spec.dtype)}")
+            )
         if tuple(spec.shape) != tuple(shape):
             violations.append((f"{name}.shape", f"{spec.name!r}: expected {list(shape)}, got {list(spec.shape)}"))
     if not manifest.HasField("base_version"):

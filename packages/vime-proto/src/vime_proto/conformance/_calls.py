@@ -36,7 +36,9 @@ def refused(*codes: grpc.StatusCode, field: str | None = None, names: str | None
     with pytest.raises(grpc.RpcError) as caught:
         yield seen
     seen.status = from_rpc_error(caught.value)
-    assert seen.status.code in codes, f"{seen.status.code.name}: {seen.status.message}; expected {[c.name for c in codes]}"
+    assert seen.status.code in codes, (
+        f"{seen.status.code.name}: {seen.status.message}; expected {[c.name for c in codes]}"
+    )
     if field is not None:
         paths = [path for path, _ in seen.status.violations]
         assert any(field in path for path in paths), f"no violation names {field!r}: {paths}"

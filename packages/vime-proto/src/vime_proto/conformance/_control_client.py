@@ -112,7 +112,11 @@ class ControlClient(RolloutClient):
             half = max(1, min(_PART, -(-len(data) // 2)))
             for offset in range(0, max(len(data), 1), half):
                 yield pb.SendChunksRequest(
-                    update_id=update.update_id, source_id=source, chunk=index, offset=offset, data=data[offset : offset + half]
+                    update_id=update.update_id,
+                    source_id=source,
+                    chunk=index,
+                    offset=offset,
+                    data=data[offset : offset + half],
                 )
 
     def commit(self, update: Update, **fields) -> pb.CommitUpdateResponse:

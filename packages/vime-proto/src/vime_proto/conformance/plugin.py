@@ -19,9 +19,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--target-timeout", type=float, default=30.0, help="seconds that one call may take (default 30)")
     group.addoption("--evaluation-set", default="conformance", help="evaluation set that the buffer under test has")
     group.addoption(
-        "--longest-lease", type=float, default=5.0, help="tests that wait for a lease to lapse are skipped above (default 5 s)"
+        "--longest-lease",
+        type=float,
+        default=5.0,
+        help="tests that wait for a lease to lapse are skipped above (default 5 s)",
     )
-    group.addoption("--logprob-tolerance", type=float, default=1e-4, help="between two computations of a log-prob (default 1e-4)")
+    group.addoption(
+        "--logprob-tolerance", type=float, default=1e-4, help="between two computations of a log-prob (default 1e-4)"
+    )
     group.addoption(
         "--manifest-dir",
         help="folder with weights for the engine under test: manifest.pb (WeightManifest, full update) and <source_id>/<index>.bin",

@@ -39,7 +39,9 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--address", default="127.0.0.1:0", help="host:port; port 0 takes a free one")
     result.add_argument("--address-file", help="file that the bound address is written to")
     result.add_argument("--engine-id", default="engine-0", help="id of the engine")
-    result.add_argument("--engine", action="append", default=[], metavar="ID=HOST:PORT", help="engine of the router; repeatable")
+    result.add_argument(
+        "--engine", action="append", default=[], metavar="ID=HOST:PORT", help="engine of the router; repeatable"
+    )
     result.add_argument("--lease-ttl-seconds", type=float, default=2.0, help="how long the buffer's leases hold")
     return result
 

@@ -30,7 +30,10 @@ def lease_batch(store: BufferStore, run: RunRow, request: pb.LeaseBatchRequest) 
         batch_id=batch.batch_id,
         ordinal=ordinal,
         ttl_seconds=store.ttl,
-        groups=[index_of(run.prompts[group_id].group, run.prompts[group_id].committed_attempt) for group_id in batch.group_ids],
+        groups=[
+            index_of(run.prompts[group_id].group, run.prompts[group_id].committed_attempt)
+            for group_id in batch.group_ids
+        ],
     )
 
 
@@ -89,7 +92,9 @@ def index_of(group: sample_pb2.Group, attempt: int) -> pb.GroupIndex:
                 sample_id=sample.sample_id,
                 tokens=sample_length(sample),
                 trainable_tokens=trainable_tokens(sample),
-                versions=[pb.VersionTokens(version=version, tokens=count) for version, count in segment_versions(sample)],
+                versions=[
+                    pb.VersionTokens(version=version, tokens=count) for version, count in segment_versions(sample)
+                ],
                 bytes=sample.ByteSize(),
                 routing_bytes=sample.routing.header.payload_length,
             )

@@ -55,7 +55,9 @@ class BufferStore:
         """The run, unless a new lineage waits for its Rewind."""
         run = self.run(run_id)
         if run.rewind_due:
-            raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, f"run {run_id!r} opened a new lineage; call Rewind first")
+            raise StatusError(
+                grpc.StatusCode.FAILED_PRECONDITION, f"run {run_id!r} opened a new lineage; call Rewind first"
+            )
         return run
 
     # Leases ---------------------------------------------------------------------------------------------------
@@ -63,7 +65,9 @@ class BufferStore:
     def enter(self, run: RunRow, batch: bool, holder: str, incarnation: str) -> None:
         """Notes who asks: leases of an older incarnation end at once, and it gets no more."""
         if (batch, holder, incarnation) in run.retired:
-            raise StatusError(grpc.StatusCode.ABORTED, f"incarnation {incarnation!r} of {holder!r} was replaced by a newer one")
+            raise StatusError(
+                grpc.StatusCode.ABORTED, f"incarnation {incarnation!r} of {holder!r} was replaced by a newer one"
+            )
         known = run.incarnations.get((batch, holder))
         run.incarnations[batch, holder] = incarnation
         if known is None or known == incarnation:
@@ -132,7 +136,9 @@ class BufferStore:
 
     def exhausted(self, run: RunRow) -> bool:
         """Whether the source has no more rows for this run."""
-        return not self.source or (run.opened.HasField("epochs") and run.position >= run.opened.epochs * len(self.source))
+        return not self.source or (
+            run.opened.HasField("epochs") and run.position >= run.opened.epochs * len(self.source)
+        )
 
     def lease_prompts(self, run: RunRow, request: pb.LeasePromptsRequest) -> pb.LeasePromptsResponse:
         """Lends prompts: evaluations first, then training as far as the gate allows."""
@@ -158,7 +164,9 @@ class BufferStore:
 
     def unfinished(self, run: RunRow) -> bool:
         """Whether prompts or groups may still come back to the queue."""
-        open_ones = any(row.evaluation_id and row.state in (State.PENDING, State.LEASED) for row in run.prompts.values())
+        open_ones = any(
+            row.evaluation_id and row.state in (State.PENDING, State.LEASED) for row in run.prompts.values()
+        )
         return open_ones or bool(run.training(State.PENDING, State.LEASED, State.READY, State.BATCHED))
 
     def _lend(self, run: RunRow, row: PromptRow, request: pb.LeasePromptsRequest, under_way: int) -> pb.PromptLease:
@@ -205,7 +213,9 @@ class BufferStore:
                     return f"sample {sample.sample_id!r} holds the dead version {show(version)}"
         oldest = oldest_version(*group_samples(group))
         if oldest is not None and ordinal - oldest.number > run.opened.max_staleness:
-            return f"oldest version is {show(oldest)}; batch {ordinal} takes at least {ordinal - run.opened.max_staleness}"
+            return (
+                f"oldest version is {show(oldest)}; batch {ordinal} takes at least {ordinal - run.opened.max_staleness}"
+            )
         return ""
 
     def commit(self, run: RunRow, lease: LeaseRow, group: sample_pb2.Group) -> pb.CommitGroupResponse:

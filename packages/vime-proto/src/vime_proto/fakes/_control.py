@@ -118,7 +118,8 @@ class ControlMixin:
         known = self.transports.get(request.config.transport_id)
         if known is not None and known != request.config:
             raise StatusError(
-                grpc.StatusCode.ALREADY_EXISTS, f"transport_id {request.config.transport_id!r} exists with another configuration"
+                grpc.StatusCode.ALREADY_EXISTS,
+                f"transport_id {request.config.transport_id!r} exists with another configuration",
             )
         self.transports[request.config.transport_id] = request.config
         return pb.InitTransportResponse()
@@ -137,7 +138,9 @@ class ControlMixin:
     def _transport(self, transport_id: str):
         if transport_id not in self.transports:
             known = ", ".join(self.transports) or "none"
-            raise StatusError(grpc.StatusCode.NOT_FOUND, f"transport_id: no transport {transport_id!r}; set up: {known}")
+            raise StatusError(
+                grpc.StatusCode.NOT_FOUND, f"transport_id: no transport {transport_id!r}; set up: {known}"
+            )
         return self.transports[transport_id]
 
     async def BeginUpdate(self, request, context):
@@ -178,7 +181,9 @@ class ControlMixin:
         self.machine.check_update(update_id)
         kind = self.update_transport.WhichOneof("transport")
         if kind not in kinds:
-            raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, f"update {update_id!r} travels by {kind}, not by this call")
+            raise StatusError(
+                grpc.StatusCode.FAILED_PRECONDITION, f"update {update_id!r} travels by {kind}, not by this call"
+            )
         return self.update
 
     async def _load(self, update: UpdateReceiver, source_id: str, index: int, data: bytes) -> int:

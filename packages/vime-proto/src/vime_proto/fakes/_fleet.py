@@ -17,7 +17,11 @@ from vime_proto.rollout.v1 import rollout_pb2, rollout_pb2_grpc
 from vime_proto.router.v1 import router_pb2 as pb
 from vime_proto.version import satisfies
 
-_TAKES_REQUESTS = (rollout_pb2.ENGINE_STATE_SERVING, rollout_pb2.ENGINE_STATE_PAUSED, rollout_pb2.ENGINE_STATE_RECEIVING)
+_TAKES_REQUESTS = (
+    rollout_pb2.ENGINE_STATE_SERVING,
+    rollout_pb2.ENGINE_STATE_PAUSED,
+    rollout_pb2.ENGINE_STATE_RECEIVING,
+)
 
 
 @dataclasses.dataclass

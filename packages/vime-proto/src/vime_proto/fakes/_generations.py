@@ -188,7 +188,9 @@ class Generations:
             request_id=one.request.request_id, version=engine.last_version, engine_id=engine.engine_id
         )
 
-    def _finish(self, one: Generation, made: int, reason: int, tokens: np.ndarray | None = None, stop: int | None = None) -> None:
+    def _finish(
+        self, one: Generation, made: int, reason: int, tokens: np.ndarray | None = None, stop: int | None = None
+    ) -> None:
         message = self._message(one)
         message.finish_reason = reason
         if stop is not None:

@@ -41,7 +41,9 @@ _SERVICES = [
 
 
 @contextlib.asynccontextmanager
-async def serve(servicer, options: ServerOptions = ServerOptions(), role: str | None = None) -> AsyncIterator[RunningServer]:
+async def serve(
+    servicer, options: ServerOptions = ServerOptions(), role: str | None = None
+) -> AsyncIterator[RunningServer]:
     """Serves a fake (or any servicer) with every service that it implements; SERVING when entered, stopped when left.
 
         async with serve(FakeBuffer()) as server:

@@ -3,46 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 
 import grpc
 
 from vime_proto.buffer.v1 import buffer_pb2 as pb
 from vime_proto.buffer.v1 import buffer_pb2_grpc
-from vime_proto.checksum import verify
 from vime_proto.errors import ContractError, StatusError, nearest
 from vime_proto.fakes import _buffer_batches as batches
-from vime_proto.fakes._buffer_rows import EvaluationRow, PromptRow, RunRow, State
+from vime_proto.fakes._buffer_content import ContentMixin
+from vime_proto.fakes._buffer_rows import EvaluationRow, PromptRow, State
+from vime_proto.fakes._buffer_runs import RunsMixin
 from vime_proto.fakes._buffer_store import BufferStore
-from vime_proto.fakes._traces import slice_trace
 from vime_proto.idempotency import RequestLog
-from vime_proto.routing.v1 import routing_pb2
 from vime_proto.sample.v1 import sample_pb2
 from vime_proto.sample_views import group_samples
 from vime_proto.validate import (
     validate_batch_end,
     validate_commit_group,
-    validate_fetch_samples,
     validate_group,
     validate_lease_batch,
     validate_lease_prompts,
-    validate_open_run,
     validate_prompt,
-    validate_publish_version,
     validate_put_prompts,
     validate_release_lease,
     validate_renew_leases,
-    validate_report_checkpoint,
-    validate_rewind,
     validate_start_evaluation,
 )
-from vime_proto.version import LineageTree, policy_version, show
 
 _POLL_SECONDS = 0.02
-_PART_BYTES = 1 << 20
 
 
-class FakeBuffer(buffer_pb2_grpc.BufferServiceServicer):
+class FakeBuffer(RunsMixin, ContentMixin, buffer_pb2_grpc.BufferServiceServicer):
     """BufferService over a BufferStore; arguments go to it."""
 
     def __init__(self, **options):
@@ -68,73 +59,6 @@ class FakeBuffer(buffer_pb2_grpc.BufferServiceServicer):
 
         return await self._log.run(request.request_id, request, execute)
 
-    # Runs -----------------------------------------------------------------------------------------------------
-
-    async def OpenRun(self, request, context):
-        validate_open_run(request)
-        return await self._once(request, self._open)
-
-    def _open(self, request):
-        existed = request.run_id in self.store.runs
-        if not existed:
-            self.store.runs[request.run_id] = RunRow(request, LineageTree([request.lineage]))
-        run = self.store.run(request.run_id)
-        newest = run.tree.current
-        if request.lineage.ordinal < newest:
-            raise StatusError(grpc.StatusCode.ABORTED, f"lineage {request.lineage.ordinal} was superseded by {newest}")
-        for name in ("batch_groups", "group_size"):
-            if getattr(run.opened, name) != getattr(request, name):
-                was = getattr(run.opened, name)
-                raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, f"run {request.run_id!r} was opened with {name} {was}")
-        run.tree.add(request.lineage)
-        if run.tree.current != newest:
-            for lease in list(run.leases.values()):
-                self.store.end_lease(run, lease)
-            run.version, run.rewind_due = None, True
-        run.opened = request
-        trained = min(run.trained, request.lineage.forked_at) if run.rewind_due else run.trained
-        return pb.OpenRunResponse(
-            trained=trained, version=run.version, existed=existed, lineage=request.lineage, source_rows=len(self.store.source)
-        )
-
-    async def CloseRun(self, request, context):
-        return await self._once(request, self._close)
-
-    def _close(self, request):
-        self.store.run(request.run_id).closed = True
-        return pb.CloseRunResponse()
-
-    async def PublishVersion(self, request, context):
-        validate_publish_version(request)
-        return await self._once(request, self._publish)
-
-    def _publish(self, request):
-        run = self.store.ready_run(request.version.run_id)
-        if request.version.lineage != run.tree.current:
-            raise StatusError(grpc.StatusCode.ABORTED, f"version {show(request.version)} is not of lineage {run.tree.current}")
-        if request.version.number > run.trained:
-            raise ContractError("version.number", f"{show(request.version)} exceeds the {run.trained} acked batches")
-        if run.version is not None and request.version.number < run.version.number:
-            raise ContractError("version.number", f"{show(request.version)} is below the published {run.version.number}")
-        run.version = policy_version(run.run_id, run.tree.current, request.version.number)
-        return pb.PublishVersionResponse()
-
-    async def ReportCheckpoint(self, request, context):
-        validate_report_checkpoint(request)
-        return await self._once(request, self._checkpoint)
-
-    def _checkpoint(self, request):
-        run = self.store.ready_run(request.run_id)
-        if request.batch > run.trained:
-            raise ContractError("batch", f"{request.batch} exceeds the {run.trained} acked batches")
-        batches.collect(run, request.oldest_restorable)
-        return pb.ReportCheckpointResponse()
-
-    async def Rewind(self, request, context):
-        validate_rewind(request)
-        run = self.store.run(request.run_id)
-        return await self._once(request, lambda _: batches.rewind(self.store, run, request))
-
     # Prompts and groups ---------------------------------------------------------------------------------------
 
     async def PutPrompts(self, request, context):
@@ -150,7 +74,9 @@ class FakeBuffer(buffer_pb2_grpc.BufferServiceServicer):
                 validate_prompt(prompt, f"prompts[{index}]")
                 known = run.prompts.get(prompt.prompt_id)
                 if known is not None and known.prompt != prompt:
-                    raise ContractError(f"prompts[{index}].prompt_id", f"{prompt.prompt_id!r} exists with another content")
+                    raise ContractError(
+                        f"prompts[{index}].prompt_id", f"{prompt.prompt_id!r} exists with another content"
+                    )
             except ContractError as error:
                 status.code, status.message = grpc.StatusCode.INVALID_ARGUMENT.value[0], str(error)
             else:
@@ -214,86 +140,6 @@ class FakeBuffer(buffer_pb2_grpc.BufferServiceServicer):
         validate_batch_end(request)
         return await self._once(request, lambda r: batches.nack(self.store, self.store.run(r.run_id), r))
 
-    async def FetchSamples(self, request, context):
-        validate_fetch_samples(request)
-        run = self.store.run(request.run_id)
-        known = {s.sample_id: s for row in run.prompts.values() if row.group for s in group_samples(row.group)}
-        for selection in request.samples:
-            sample = known.get(selection.sample_id)
-            if sample is None:
-                answer = pb.FetchSamplesResponse()
-                answer.sample.sample_id = selection.sample_id
-                answer.status.code = grpc.StatusCode.NOT_FOUND.value[0]
-                answer.status.message = f"sample_id: no sample {selection.sample_id!r} in run {request.run_id!r}"
-                yield answer
-                continue
-            answer = pb.FetchSamplesResponse(sample=self._part(run, sample, selection, request))
-            answer.status.code = 0
-            yield answer
-
-    def _part(self, run: RunRow, sample: sample_pb2.Sample, selection, request) -> sample_pb2.Sample:
-        wanted = set(request.fields) or set(pb.SampleField.values())
-        result = sample_pb2.Sample()
-        result.CopyFrom(sample)
-        drop = {
-            pb.SAMPLE_FIELD_TOKENS: ("token_ids", "trainable_all", "trainable_mask"),
-            pb.SAMPLE_FIELD_GENERATION: ("generation",),
-            pb.SAMPLE_FIELD_STREAMS: ("streams",),
-        }
-        for segment in result.segments:
-            for name in (name for field, names in drop.items() if field not in wanted for name in names):
-                segment.ClearField(name)
-        if pb.SAMPLE_FIELD_ROUTING not in wanted:
-            result.ClearField("routing")
-        elif result.HasField("routing"):
-            payload = result.routing.inline or self._blob(run.run_id, result.routing.blob_id)
-            whole = any(chunk.compression != routing_pb2.COMPRESSION_NONE for chunk in result.routing.header.chunks)
-            if whole:
-                result.routing.inline = payload
-            else:
-                layers = request.routing_layers if request.HasField("routing_layers") else None
-                result.routing.CopyFrom(slice_trace(sample.routing, payload, selection.routing_rows, layers))
-        return result
-
-    # Blobs ----------------------------------------------------------------------------------------------------
-
-    async def PutBlob(self, requests, context):
-        first = last = None
-        data = bytearray()
-        async for request in requests:
-            first, last = first or request, request
-            data += request.data
-        if first is None or not first.run_id:
-            raise ContractError("run_id", "must be set in the first message")
-        self.store.run(first.run_id)
-        if not last.HasField("checksum"):
-            raise ContractError("checksum", "must be set in the last message")
-        whole = pb.PutBlobRequest(
-            run_id=first.run_id, request_id=first.request_id, data=bytes(data), checksum=last.checksum
-        )
-        return await self._once(whole, self._put_blob)
-
-    def _put_blob(self, request):
-        verify(request.data, request.checksum, f"blob of request {request.request_id!r}")
-        blob_id = uuid.uuid4().hex
-        self.store.blobs[request.run_id, blob_id] = request.data
-        return pb.PutBlobResponse(blob_id=blob_id, length=len(request.data))
-
-    def _blob(self, run_id: str, blob_id: str) -> bytes:
-        if (run_id, blob_id) not in self.store.blobs:
-            raise StatusError(grpc.StatusCode.NOT_FOUND, f"blob_id: no blob {blob_id!r} in run {run_id!r}")
-        return self.store.blobs[run_id, blob_id]
-
-    async def GetBlob(self, request, context):
-        data = self._blob(request.run_id, request.blob_id)
-        for index, part in enumerate(request.ranges):
-            if part.offset + part.length > len(data):
-                raise ContractError(f"ranges[{index}]", f"ends at {part.offset + part.length}, the blob has {len(data)} bytes")
-        ranges = [(part.offset, part.offset + part.length) for part in request.ranges] or [(0, len(data))]
-        for start, stop in ranges:
-            for at in range(start, stop, _PART_BYTES):
-                yield pb.GetBlobResponse(data=data[at : min(at + _PART_BYTES, stop)])
-
     # Evaluation and counters ----------------------------------------------------------------------------------
 
     async def StartEvaluation(self, request, context):
@@ -303,7 +149,9 @@ class FakeBuffer(buffer_pb2_grpc.BufferServiceServicer):
     def _start_evaluation(self, request):
         run = self.store.run(request.run_id)
         if request.set not in self.store.sets:
-            raise StatusError(grpc.StatusCode.NOT_FOUND, f"set: {nearest(request.set, self.store.sets, 'evaluation set')}")
+            raise StatusError(
+                grpc.StatusCode.NOT_FOUND, f"set: {nearest(request.set, self.store.sets, 'evaluation set')}"
+            )
         questions = list(self.store.sets[request.set])[: request.max_prompts or None]
         evaluation_id = f"evaluation-{len(run.evaluations)}"
         size = request.rollouts_per_prompt or 1

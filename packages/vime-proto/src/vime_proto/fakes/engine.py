@@ -88,7 +88,9 @@ class FakeEngine(ControlMixin, rollout_pb2_grpc.RolloutServiceServicer, rollout_
 
     def _check_routing(self, wanted: bool) -> None:
         if wanted and not self.route_capture:
-            raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, f"return_routing: engine {self.engine_id!r} captures no routes")
+            raise StatusError(
+                grpc.StatusCode.FAILED_PRECONDITION, f"return_routing: engine {self.engine_id!r} captures no routes"
+            )
 
     async def Generate(self, request, context):
         validate_generate_request(request, toy.VOCAB, toy.MAX_MODEL_LEN)

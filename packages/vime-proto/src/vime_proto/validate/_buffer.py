@@ -128,7 +128,9 @@ def validate_fetch_samples(request: pb.FetchSamplesRequest) -> None:
             fields.index_range(rows, f"samples[{index}].routing_rows[{r}]")
     for index, one in enumerate(request.fields):
         if one not in pb.SampleField.values() or one == pb.SAMPLE_FIELD_UNSPECIFIED:
-            raise ContractError(f"fields[{index}]", f"unknown value {one}; valid: {', '.join(pb.SampleField.keys()[1:])}")
+            raise ContractError(
+                f"fields[{index}]", f"unknown value {one}; valid: {', '.join(pb.SampleField.keys()[1:])}"
+            )
     if request.HasField("routing_layers"):
         fields.index_range(request.routing_layers, "routing_layers")
 
@@ -189,7 +191,9 @@ def validate_start_evaluation(request: pb.StartEvaluationRequest) -> None:
         raise ContractError("version.run_id", f"must be the run {request.run_id!r}, got {version.run_id!r}")
     if request.HasField("sampling"):
         validate_sampling(request.sampling, "sampling", evaluation=True, override=True)
-    if request.HasField("deadline_seconds") and not (math.isfinite(request.deadline_seconds) and request.deadline_seconds > 0):
+    if request.HasField("deadline_seconds") and not (
+        math.isfinite(request.deadline_seconds) and request.deadline_seconds > 0
+    ):
         raise ContractError("deadline_seconds", f"must be above 0, got {request.deadline_seconds}")
 
 

@@ -68,7 +68,9 @@ def unique(ids: Iterable[str], field: str) -> None:
         seen.add(one)
 
 
-def token_ids(tensor: common.Tensor, field: str, about: str, least: int = 0, vocab_size: int | None = None) -> np.ndarray:
+def token_ids(
+    tensor: common.Tensor, field: str, about: str, least: int = 0, vocab_size: int | None = None
+) -> np.ndarray:
     """Vocabulary ids, int32 [n], in [0, vocab_size), n >= least."""
     ids = to_numpy(tensor, field, common.DTYPE_INT32, (None,))
     if len(ids) < least:

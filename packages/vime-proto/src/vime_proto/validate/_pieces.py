@@ -26,5 +26,6 @@ def covered_once(boxes: list[Box], shape: tuple[int, ...]) -> bool:
 
 def _overlap(a: Box, b: Box) -> bool:
     return all(
-        low < other + more and other < low + count for low, count, other, more in zip(a[0], a[1], b[0], b[1], strict=True)
+        low < other + more and other < low + count
+        for low, count, other, more in zip(a[0], a[1], b[0], b[1], strict=True)
     )

@@ -18,7 +18,10 @@ from vime_proto.version import check_version
 
 
 def validate_generate_request(
-    request: pb.GenerateRequest, vocab_size: int | None = None, max_model_len: int | None = None, evaluation: bool = True
+    request: pb.GenerateRequest,
+    vocab_size: int | None = None,
+    max_model_len: int | None = None,
+    evaluation: bool = True,
 ) -> None:
     """Checks a generation request.
 
@@ -37,14 +40,18 @@ def validate_generate_request(
         raise ContractError("prompt_token_ids", f"must be set{about}")
     prompt = fields.token_ids(request.prompt_token_ids, "prompt_token_ids", about, 1, vocab_size)
     if max_model_len is not None and len(prompt) >= max_model_len:
-        raise ContractError("prompt_token_ids", f"{len(prompt)} tokens leave no room below the limit of {max_model_len}{about}")
+        raise ContractError(
+            "prompt_token_ids", f"{len(prompt)} tokens leave no room below the limit of {max_model_len}{about}"
+        )
     if not request.HasField("sampling"):
         raise ContractError("sampling", f"must be set; max_new_tokens is required{about}")
     validate_sampling(request.sampling, "sampling", evaluation=evaluation)
     if request.logprob_mode not in sample.LogprobMode.values():
         raise ContractError("logprob_mode", f"unknown value {request.logprob_mode}{about}")
     if request.routing_start_row > len(prompt):
-        raise ContractError("routing_start_row", f"{request.routing_start_row} is beyond the prompt of {len(prompt)}{about}")
+        raise ContractError(
+            "routing_start_row", f"{request.routing_start_row} is beyond the prompt of {len(prompt)}{about}"
+        )
     if request.HasField("minimum_version"):
         check_version(request.minimum_version, "minimum_version")
 
@@ -74,7 +81,9 @@ def validate_generate_response(response: pb.GenerateResponse, top_logprobs: int 
         validate_trace(response.routing, "routing")
 
 
-def validate_score_request(request: pb.ScoreRequest, vocab_size: int | None = None, max_model_len: int | None = None) -> None:
+def validate_score_request(
+    request: pb.ScoreRequest, vocab_size: int | None = None, max_model_len: int | None = None
+) -> None:
     """Checks a scoring request; the temperature must be stated.
 
     Raises:

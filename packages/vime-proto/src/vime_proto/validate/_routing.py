@@ -30,7 +30,9 @@ def validate_trace(trace: pb.RoutingTrace, field: str = "routing", tokens: int |
     if kind is None:
         raise ContractError(f"{field}.payload", "one of inline, blob_id, uri must be set")
     if kind == "inline" and len(trace.inline) != trace.header.payload_length:
-        raise ContractError(f"{field}.inline", f"holds {len(trace.inline)} bytes, the header states {trace.header.payload_length}")
+        raise ContractError(
+            f"{field}.inline", f"holds {len(trace.inline)} bytes, the header states {trace.header.payload_length}"
+        )
     if kind != "inline":
         fields.text(getattr(trace, kind), f"{field}.{kind}")
 
@@ -101,7 +103,9 @@ def _chunks(header: pb.RoutingTraceHeader, field: str, rows: int, payload: int, 
         stored.append(fields.byte_range(chunk.stored, f"{name}.stored", payload))
         raw = (stop - start) * (layer_stop - layer) * header.top_k * _SIZE[header.dtype]
         if fields.present(chunk, "raw_length", f"{name}.") != raw:
-            raise ContractError(f"{name}.raw_length", f"rows x layers x top_k x id size = {raw}, got {chunk.raw_length}")
+            raise ContractError(
+                f"{name}.raw_length", f"rows x layers x top_k x id size = {raw}, got {chunk.raw_length}"
+            )
         if chunk.compression not in (pb.COMPRESSION_NONE, pb.COMPRESSION_ZSTD):
             raise ContractError(f"{name}.compression", "must be NONE or ZSTD")
         if chunk.compression == pb.COMPRESSION_NONE and chunk.stored.length != raw:

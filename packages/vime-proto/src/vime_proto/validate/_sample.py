@@ -32,7 +32,9 @@ def validate_prompt(prompt: pb.Prompt, field: str = "prompt") -> None:
         fields.token_ids(prompt.token_ids, f"{field}.token_ids", about, least=1)
     else:
         messages = _json(prompt.messages_json, f"{field}.messages_json", about)
-        if not (isinstance(messages, list) and messages and all(isinstance(one, dict) and "role" in one for one in messages)):
+        if not (
+            isinstance(messages, list) and messages and all(isinstance(one, dict) and "role" in one for one in messages)
+        ):
             raise ContractError(f"{field}.messages_json", f"must be a JSON array of messages with a role{about}")
     if prompt.record_json and not isinstance(_json(prompt.record_json, f"{field}.record_json", about), dict):
         raise ContractError(f"{field}.record_json", f"must be a JSON object{about}")
@@ -94,7 +96,9 @@ def _segment(segment, rl: bool, name: str, about: str, vocab_size, evaluation: b
     for key in segment.streams:
         stream = to_numpy(segment.streams[key], f"{name}.streams[{key!r}]")
         if not stream.ndim or stream.shape[0] != length:
-            raise ContractError(f"{name}.streams[{key!r}].shape", f"must start with {length}, got {list(stream.shape)}{about}")
+            raise ContractError(
+                f"{name}.streams[{key!r}].shape", f"must start with {length}, got {list(stream.shape)}{about}"
+            )
     if segment.HasField("generation"):
         if segment.role != pb.SEGMENT_ROLE_MODEL:
             raise ContractError(f"{name}.generation", f"only MODEL segments are generated{about}")
@@ -106,7 +110,9 @@ def _segment(segment, rl: bool, name: str, about: str, vocab_size, evaluation: b
     return length
 
 
-def _generation(gen, length: int, rl: bool, name: str, about: str, vocab_size, evaluation: bool, need_kept_set: bool) -> None:
+def _generation(
+    gen, length: int, rl: bool, name: str, about: str, vocab_size, evaluation: bool, need_kept_set: bool
+) -> None:
     if gen.HasField("logprobs"):
         fields.logprobs(gen.logprobs, f"{name}.logprobs", about, length)
     elif rl:
@@ -129,7 +135,9 @@ def _generation(gen, length: int, rl: bool, name: str, about: str, vocab_size, e
         raise ContractError(f"{name}.kept_token_ids", f"must be set when top-p, top-k or min-p is on{about}")
 
 
-def validate_top_logprobs(top: pb.TopLogprobs, length: int, field: str = "top_logprobs", count: int | None = None) -> None:
+def validate_top_logprobs(
+    top: pb.TopLogprobs, length: int, field: str = "top_logprobs", count: int | None = None
+) -> None:
     """Checks alternatives: ids int32 [length, k] and log-probs float32 [length, k]; -inf is allowed here, NaN is not."""
     ids = to_numpy(top.token_ids, f"{field}.token_ids", common.DTYPE_INT32, (length, count))
     values = to_numpy(top.logprobs, f"{field}.logprobs", common.DTYPE_FLOAT32, (length, ids.shape[1]))
@@ -169,7 +177,12 @@ def validate_rollout(rollout: pb.Rollout, rl: bool = True, field: str = "rollout
 
 
 def validate_group(
-    group: pb.Group, rl: bool = True, field: str = "group", group_size: int | None = None, need_reward: bool = True, **options
+    group: pb.Group,
+    rl: bool = True,
+    field: str = "group",
+    group_size: int | None = None,
+    need_reward: bool = True,
+    **options,
 ) -> None:
     """Checks a finished group: ids unique within it, the group's id is the prompt's, as many rollouts as wanted.
 
@@ -189,9 +202,13 @@ def validate_group(
         raise ContractError(f"{field}.prompt", f"must be set (group {group.group_id!r})")
     validate_prompt(group.prompt, f"{field}.prompt")
     if group.group_id != group.prompt.prompt_id:
-        raise ContractError(f"{field}.group_id", f"must equal the prompt's id {group.prompt.prompt_id!r}, got {group.group_id!r}")
+        raise ContractError(
+            f"{field}.group_id", f"must equal the prompt's id {group.prompt.prompt_id!r}, got {group.group_id!r}"
+        )
     if group_size is not None and len(group.rollouts) != group_size:
-        raise ContractError(f"{field}.rollouts", f"must be {group_size}, got {len(group.rollouts)} (group {group.group_id!r})")
+        raise ContractError(
+            f"{field}.rollouts", f"must be {group_size}, got {len(group.rollouts)} (group {group.group_id!r})"
+        )
     for index, rollout in enumerate(group.rollouts):
         name = f"{field}.rollouts[{index}]"
         validate_rollout(rollout, rl, name, **options)
@@ -199,7 +216,10 @@ def validate_group(
         if need_reward and scored and not rollout.HasField("reward"):
             raise ContractError(f"{name}.reward", f"must be set; 0.0 is a value (rollout {rollout.rollout_id!r})")
     fields.unique((rollout.rollout_id for rollout in group.rollouts), field + ".rollouts[{}].rollout_id")
-    fields.unique((s.sample_id for rollout in group.rollouts for s in rollout.samples), field + ".rollouts[].samples[{}].sample_id")
+    fields.unique(
+        (s.sample_id for rollout in group.rollouts for s in rollout.samples),
+        field + ".rollouts[].samples[{}].sample_id",
+    )
 
 
 def _json(value: str, field: str, about: str):

@@ -41,7 +41,9 @@ def validate_sampling(
         fields.at_least(token, 0, f"{field}.stop_token_ids[{index}]")
     for index, stop in enumerate(params.stop):
         fields.text(stop, f"{field}.stop[{index}]")
-    if params.HasField("repetition_penalty") and not (math.isfinite(params.repetition_penalty) and params.repetition_penalty > 0):
+    if params.HasField("repetition_penalty") and not (
+        math.isfinite(params.repetition_penalty) and params.repetition_penalty > 0
+    ):
         raise ContractError(f"{field}.repetition_penalty", f"must be above 0, got {params.repetition_penalty}")
     for name in ("frequency_penalty", "presence_penalty"):
         fields.finite(getattr(params, name), f"{field}.{name}")

@@ -58,7 +58,8 @@ def validate_manifest(manifest: pb.WeightManifest, field: str = "manifest") -> N
     fields.text(manifest.model_digest, f"{field}.model_digest")
     if not manifest.HasField("base_version") and manifest.model_digest != model_digest(manifest.tensors):
         raise ContractError(
-            f"{field}.model_digest", f"is {manifest.model_digest}, that of the tensors is {model_digest(manifest.tensors)}"
+            f"{field}.model_digest",
+            f"is {manifest.model_digest}, that of the tensors is {model_digest(manifest.tensors)}",
         )
 
 
@@ -81,7 +82,9 @@ def _source(source: pb.WeightSource, field: str) -> int:
             raise ContractError(f"{name}.index", f"must be {index}, got {chunk.index}{about}")
         start, stop = fields.byte_range(chunk.bytes, f"{name}.bytes")
         if start != end:
-            raise ContractError(f"{name}.bytes.offset", f"chunks must be contiguous: expected {end}, got {start}{about}")
+            raise ContractError(
+                f"{name}.bytes.offset", f"chunks must be contiguous: expected {end}, got {start}{about}"
+            )
         end = stop
     if fields.present(source, "total_bytes", f"{field}.") != end:
         raise ContractError(f"{field}.total_bytes", f"chunks hold {end} bytes, stated are {source.total_bytes}{about}")
@@ -102,14 +105,19 @@ def _tensor(spec: pb.TensorSpec, totals: dict[str, int], used: dict[str, list[tu
         start, stop = fields.byte_range(piece.bytes, f"{name}.bytes", totals[piece.source_id])
         used[piece.source_id].append((start, stop))
         if len(piece.start) not in (0, len(shape)) or len(piece.shape) != len(piece.start):
-            raise ContractError(f"{name}.start", f"start and shape must both be empty or have {len(shape)} entries{about}")
+            raise ContractError(
+                f"{name}.start", f"start and shape must both be empty or have {len(shape)} entries{about}"
+            )
         first = tuple(piece.start) or (0,) * len(shape)
         extent = tuple(piece.shape) or shape
         if any(low + count > limit for low, count, limit in zip(first, extent, shape, strict=True)):
-            raise ContractError(f"{name}.shape", f"{list(first)} + {list(extent)} leaves the shape {list(shape)}{about}")
+            raise ContractError(
+                f"{name}.shape", f"{list(first)} + {list(extent)} leaves the shape {list(shape)}{about}"
+            )
         if math.prod(extent) * size != stop - start:
             raise ContractError(
-                f"{name}.bytes.length", f"shape {list(extent)} needs {math.prod(extent) * size} bytes, got {stop - start}{about}"
+                f"{name}.bytes.length",
+                f"shape {list(extent)} needs {math.prod(extent) * size} bytes, got {stop - start}{about}",
             )
         boxes.append((first, extent))
     if not covered_once(boxes, shape):
@@ -136,7 +144,9 @@ def _complete_tensors(manifest: pb.WeightManifest, field: str) -> None:
                     raise ContractError(f"{field}.sources[{s}].chunks[{c}].tensors", f"unknown tensor {name!r}")
 
 
-def validate_transport(config: pb.TransportConfig, available: Iterable[str] | None = None, field: str = "config") -> str:
+def validate_transport(
+    config: pb.TransportConfig, available: Iterable[str] | None = None, field: str = "config"
+) -> str:
     """Checks a transport and returns its kind: "file", "shm", "stream", "nccl" or "cuda_ipc".
 
     Args:
@@ -151,7 +161,9 @@ def validate_transport(config: pb.TransportConfig, available: Iterable[str] | No
     kind = config.WhichOneof("transport")
     valid = list(available) if available is not None else ["file", "shm", "stream", "nccl", "cuda_ipc"]
     if kind not in valid:
-        raise ContractError(f"{field}.transport", f"{kind or 'nothing'} is not available here; valid: {', '.join(valid)}")
+        raise ContractError(
+            f"{field}.transport", f"{kind or 'nothing'} is not available here; valid: {', '.join(valid)}"
+        )
     if kind == "file":
         fields.text(config.file.root_uri, f"{field}.file.root_uri")
     elif kind == "shm":

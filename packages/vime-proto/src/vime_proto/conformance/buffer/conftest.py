@@ -57,7 +57,9 @@ class Client:
         self.put(*names)
         self.publish(0)
 
-    def lease(self, most: int = 100, holder: str = "worker", incarnation: str = "1", **fields) -> pb.LeasePromptsResponse:
+    def lease(
+        self, most: int = 100, holder: str = "worker", incarnation: str = "1", **fields
+    ) -> pb.LeasePromptsResponse:
         return self.call(
             "LeasePrompts", pb.LeasePromptsRequest, holder=holder, incarnation=incarnation, max_prompts=most, **fields
         )
@@ -68,7 +70,9 @@ class Client:
         assert len(answer.leases) == 1
         return answer.leases[0]
 
-    def commit(self, lease: pb.PromptLease, group=None, number: int = 0, lineage: int = 0, **fields) -> pb.CommitGroupResponse:
+    def commit(
+        self, lease: pb.PromptLease, group=None, number: int = 0, lineage: int = 0, **fields
+    ) -> pb.CommitGroupResponse:
         given = group if group is not None else build.group(lease, self.version(number, lineage))
         settings = {"lease_id": lease.lease_id, "attempt": lease.attempt, "group": given}
         return self.call("CommitGroup", pb.CommitGroupRequest, **{**settings, **fields})

@@ -78,7 +78,9 @@ def test_the_minimum_version_rises_with_what_is_under_way(buffer):
     buffer.ready(*(f"p{i}" for i in range(9)), batch_groups=1, max_staleness=1)
     buffer.train(0)
     leases = buffer.lease(2).leases
-    assert [lease.minimum_version.number for lease in leases] == sorted(lease.minimum_version.number for lease in leases)
+    assert [lease.minimum_version.number for lease in leases] == sorted(
+        lease.minimum_version.number for lease in leases
+    )
     assert all(0 <= lease.minimum_version.number <= 1 for lease in leases), "never above what is published"
 
 

@@ -34,7 +34,9 @@ def test_a_live_batch_comes_back_under_the_same_ids_groups_and_order(buffer):
 def test_a_batch_of_dead_versions_expires_and_its_prompts_are_lent_again(buffer):
     batches = _run(buffer, 3)
     answer = _reopen(buffer, 1)
-    assert (answer.batches_restored, answer.groups_expired) == (1, 2), "batch 2 was answered by version 2, which is dead"
+    assert (answer.batches_restored, answer.groups_expired) == (1, 2), (
+        "batch 2 was answered by version 2, which is dead"
+    )
     buffer.publish(1, lineage=1)
     assert group_ids(buffer.granted_batch()) == group_ids(batches[1])
     assert buffer.ack(buffer.granted_batch(incarnation="2")) == 2

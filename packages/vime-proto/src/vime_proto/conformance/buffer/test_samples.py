@@ -64,7 +64,11 @@ def test_only_the_parts_asked_for_travel(buffer, fields, tokens, generation, str
     (answer,) = buffer.fetch(group.rollouts[0].samples[0].sample_id, fields=fields)
     segment = answer.sample.segments[1]
     assert len(answer.sample.segments) == 2
-    assert (segment.HasField("token_ids"), segment.HasField("generation"), bool(segment.streams)) == (tokens, generation, streams)
+    assert (segment.HasField("token_ids"), segment.HasField("generation"), bool(segment.streams)) == (
+        tokens,
+        generation,
+        streams,
+    )
 
 
 def _routes() -> np.ndarray:

@@ -54,7 +54,9 @@ def test_a_seed_repeats_itself(engine):
 
 
 def test_many_at_once_do_not_mix(engine):
-    requests = [engine.request(prompt=engine.prompt(3 + i % 3, i), temperature=0.0, max_new_tokens=6) for i in range(12)]
+    requests = [
+        engine.request(prompt=engine.prompt(3 + i % 3, i), temperature=0.0, max_new_tokens=6) for i in range(12)
+    ]
     answers: dict[int, list[int]] = {}
 
     def one(index: int) -> None:

@@ -20,7 +20,10 @@ def capturing(engine):
 
 
 def test_without_the_capability_routes_are_refused(engine):
-    if engine.capabilities.get("route_capture") == "true" or "vime.rollout.v1.EngineControlService" not in engine.services:
+    if (
+        engine.capabilities.get("route_capture") == "true"
+        or "vime.rollout.v1.EngineControlService" not in engine.services
+    ):
         pytest.skip("the target captures routes, or is no engine")
     with refused(PRECONDITION):
         list(engine.start(engine.request(return_routing=True)))
@@ -29,7 +32,9 @@ def test_without_the_capability_routes_are_refused(engine):
 @pytest.mark.parametrize("length", [1, 4])
 @pytest.mark.parametrize("new", [1, 2, 5])
 def test_there_is_a_row_for_every_processed_token(capturing, length, new):
-    request = capturing.request(prompt=capturing.prompt(length), max_new_tokens=new, ignore_eos=True, return_routing=True)
+    request = capturing.request(
+        prompt=capturing.prompt(length), max_new_tokens=new, ignore_eos=True, return_routing=True
+    )
     answer = capturing.generate(request)
     assert not any(message.HasField("routing") for message in answer.messages[:-1])
     header = answer.last.routing.header

@@ -38,7 +38,9 @@ class RouterClient:
         return policy_version(self.run, lineage, number)
 
     def register(self, engine_id: str, address: str, **fields) -> pb.EngineEntry:
-        return self.call("RegisterEngine", pb.RegisterEngineRequest, engine_id=engine_id, address=address, **fields).engine
+        return self.call(
+            "RegisterEngine", pb.RegisterEngineRequest, engine_id=engine_id, address=address, **fields
+        ).engine
 
     def add(self, number: int = 0, step_seconds: float = 0.002, **fields) -> str:
         """A new engine, registered and usable; answers its id."""
