@@ -50,7 +50,8 @@ def _options(max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", 20000),
         ("grpc.keepalive_timeout_ms", 20000),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # This also bounds a connection attempt, which takes long on a busy host.
+        ("grpc.min_reconnect_backoff_ms", 5000),
         ("grpc.max_reconnect_backoff_ms", 2000),
     ]
 
