@@ -211,7 +211,7 @@ def test_a_failure_at_any_file_operation_leaves_a_loadable_folder(dense_folder, 
             for module, name in ((os, "fsync"), (os, "rename"), (os, "mkdir")):
                 real = getattr(module, name)
 
-                def dying(*args, real=real, **kwargs):
+                def dying(*args, real=real, fatal=fatal, **kwargs):
                     nonlocal calls
                     calls += 1
                     if calls == fatal:

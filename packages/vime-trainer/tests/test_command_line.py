@@ -73,7 +73,15 @@ def test_faults_end_with_one_line_that_names_them(tmp_path, capsys):
     status, _, error = run(["init", "--model-config-file", tmp_path / "no", "--output", tmp_path / "o"], capsys)
     assert status == 1 and error == f"vime-trainer init: no config.json at {tmp_path / 'no'}"
     status, _, error = run(
-        ["export", "--model", tiny_moe_folder(tmp_path / "m"), "--checkpoint", tmp_path / "none", "--output", tmp_path / "o"],
+        [
+            "export",
+            "--model",
+            tiny_moe_folder(tmp_path / "m"),
+            "--checkpoint",
+            tmp_path / "none",
+            "--output",
+            tmp_path / "o",
+        ],
         capsys,
     )
     assert status == 1 and f"{tmp_path / 'none'}: no checkpoint" in error

@@ -53,7 +53,9 @@ def test_shards_load_in_transformers(moe_folder, tmp_path):
     tokens = torch.arange(12)[None]
     assert torch.equal(one(tokens).logits, two(tokens).logits)
     again = Policy.from_hf(tmp_path / "out")
-    assert all(torch.equal(a, b) for a, b in zip(again.parameters().values(), policy.parameters().values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(again.parameters().values(), policy.parameters().values(), strict=True)
+    )
 
 
 def test_exporting_over_a_folder_replaces_it(dense_folder, tmp_path):
@@ -73,7 +75,9 @@ def test_missing_tensor_is_named(moe_folder, tmp_path):
 
 
 def test_extra_tensor_is_named_with_the_nearest_valid_name(dense_folder, tmp_path):
-    folder = copy_with(dense_folder, tmp_path / "m", lambda w: w | {"model.layers.0.mlp.gat_proj.weight": torch.ones(1)})
+    folder = copy_with(
+        dense_folder, tmp_path / "m", lambda w: w | {"model.layers.0.mlp.gat_proj.weight": torch.ones(1)}
+    )
     with pytest.raises(ValueError, match=r"'model\.layers\.0\.mlp\.gat_proj\.weight'; did you mean .*gate_proj"):
         Policy.from_hf(folder)
 
@@ -88,7 +92,9 @@ def test_a_tied_checkpoint_may_hold_its_head_too(tmp_path):
     from tests_support import make_folder
 
     folder = make_folder("qwen3_tied", tmp_path / "tied")
-    with_head = copy_with(folder, tmp_path / "m", lambda w: w | {"lm_head.weight": w["model.embed_tokens.weight"].clone()})
+    with_head = copy_with(
+        folder, tmp_path / "m", lambda w: w | {"lm_head.weight": w["model.embed_tokens.weight"].clone()}
+    )
     assert "lm_head.weight" not in Policy.from_hf(with_head).hf_specs()
 
 

@@ -173,7 +173,14 @@ def test_assistant_turns_are_learnt_with_their_end_token_but_no_separator(tmp_pa
     full = tokenizer.apply_chat_template(CHAT, tokenize=True, return_dict=False)
     assert example.tokens.tolist() == list(full)
     pieces = [tokenizer.decode([token]) for token in example.tokens]
-    assert [p for p, learnt in zip(pieces, example.learnt, strict=True) if learnt] == ["b", "a", "<eos>", "d", "c", "<eos>"]
+    assert [p for p, learnt in zip(pieces, example.learnt, strict=True) if learnt] == [
+        "b",
+        "a",
+        "<eos>",
+        "d",
+        "c",
+        "<eos>",
+    ]
     (last,), _ = read(tmp_path, [{"messages": CHAT}], train_turns="last")
     assert last.tokens.tolist() == list(full) and last.learnt.sum() == 3
 

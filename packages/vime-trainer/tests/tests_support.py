@@ -59,9 +59,7 @@ def make_tokenizer():
     plain = Tokenizer(models.WordLevel({symbol: place for place, symbol in enumerate(symbols)}, unk_token="<pad>"))
     plain.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     plain.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=plain, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
-    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
     tokenizer.chat_template = (
         "{% for m in messages %}{{ '|' if m['role'] == 'user' else '>' }}{{ m['content'] }}<eos>;{% endfor %}"
         "{% if add_generation_prompt %}>{% endif %}"

@@ -12,8 +12,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from vime_proto.checksum import checksum
 
+from vime_proto.checksum import checksum
 from vime_trainer.checkpoint import _random_state
 from vime_trainer.checkpoint._folders import STATE, CheckpointError, find_latest, path_of, prune
 from vime_trainer.checkpoint._settings import CheckpointSettings

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vime_trainer.files import PARTIAL
 
-__all__ = ["CheckpointError", "STATE", "find_latest", "list_steps", "path_of", "prune"]
+__all__ = ["STATE", "CheckpointError", "find_latest", "list_steps", "path_of", "prune"]
 
 STATE = "state.json"
 _NAME = re.compile(r"step-(\d{8,})")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import Field
+
 from vime_proto.settings import Section
 
 __all__ = ["CheckpointSettings"]
@@ -16,5 +17,6 @@ class CheckpointSettings(Section):
     interval: int = Field(0, ge=0, description="steps between checkpoints; 0 writes one at the end only")
     keep: int = Field(2, ge=1, description="newest checkpoints that are kept")
     resume: Literal["auto", "must", "never"] = Field(
-        "auto", description="auto goes on from the newest checkpoint if there is one; must demands one; never refuses one"
+        "auto",
+        description="auto goes on from the newest checkpoint if there is one; must demands one; never refuses one",
     )

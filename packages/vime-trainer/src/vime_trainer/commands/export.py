@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
+
 from vime_proto.settings import Settings, load
 
 __all__ = ["ExportSettings", "main"]

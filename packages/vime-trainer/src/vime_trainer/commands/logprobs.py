@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
+
 from vime_proto.settings import Settings, load
 
 __all__ = ["LogprobsSettings", "main"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vime_proto.settings import load
-
 from vime_trainer.sft import SftSettings, run_sft
 
 __all__ = ["main"]

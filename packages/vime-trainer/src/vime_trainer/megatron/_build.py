@@ -54,9 +54,7 @@ def head_weight(model: Any) -> Tensor:
 
 def routers(model: Any) -> dict[int, Any]:
     """TopKRouter modules by global layer number, counted from 0 over all decoder layers."""
-    return {
-        layer.layer_number - 1: layer.mlp.router for layer in model.decoder.layers if hasattr(layer.mlp, "router")
-    }
+    return {layer.layer_number - 1: layer.mlp.router for layer in model.decoder.layers if hasattr(layer.mlp, "router")}
 
 
 def _transformer_config(arch: Architecture, dtype: torch.dtype, recompute: bool) -> Any:

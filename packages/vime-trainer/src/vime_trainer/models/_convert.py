@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 import torch
 from torch import Tensor
-from vime_proto.errors import nearest
 
+from vime_proto.errors import nearest
 from vime_trainer.models._architecture import Architecture
 from vime_trainer.models._weights import Entry
 
@@ -20,9 +20,7 @@ def specs(entries: Sequence[Entry], params: Mapping[str, Tensor], arch: Architec
     return {name: tuple(tensor.shape) for name, tensor in export(entries, empty, arch)}
 
 
-def export(
-    entries: Iterable[Entry], params: Mapping[str, Tensor], arch: Architecture
-) -> Iterator[tuple[str, Tensor]]:
+def export(entries: Iterable[Entry], params: Mapping[str, Tensor], arch: Architecture) -> Iterator[tuple[str, Tensor]]:
     """Hugging Face names and detached tensors, parameter by parameter; views of the parameters where layouts agree.
 
     A caller that keeps a tensor past the next optimizer step must copy it.

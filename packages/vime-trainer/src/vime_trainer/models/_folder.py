@@ -33,7 +33,7 @@ class WeightFiles:
         if not files:
             raise FileNotFoundError(f"{self.folder}: no *.safetensors file")
         self._open = [safe_open(file, framework="pt") for file in files]
-        self._where = {name: handle for handle in self._open for name in handle.keys()}  # noqa: SIM118
+        self._where = {name: handle for handle in self._open for name in handle.keys()}
 
     @property
     def names(self) -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from vime_proto.errors import nearest
-
 from vime_trainer.models import qwen3, qwen3_moe
 from vime_trainer.models._config_file import HfConfig
 from vime_trainer.models._family import Family

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from vime_proto.errors import nearest
 
+from vime_proto.errors import nearest
 from vime_trainer import megatron, models
 from vime_trainer.packed import PackedBatch, TokenOutputs
 from vime_trainer.policy._layouts import Prepared, prepare
@@ -166,9 +166,7 @@ class Policy:
         """
         return models.export(self._entries, self.parameters(), self.arch)
 
-    def save_hf(
-        self, folder: str | Path, side_files: str | Path | None = None, max_shard_bytes: int = 4 << 30
-    ) -> Path:
+    def save_hf(self, folder: str | Path, side_files: str | Path | None = None, max_shard_bytes: int = 4 << 30) -> Path:
         """Writes a folder that transformers and vLLM load: weights, config.json, and tokenizer files.
 
         The folder appears whole or not at all; one that exists is replaced.

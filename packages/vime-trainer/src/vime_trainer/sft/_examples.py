@@ -93,8 +93,12 @@ def _tokens(row: dict[str, Any], settings: DataSettings, tokenizer: Any) -> tupl
     encode: Callable[..., list[int]] = tokenizer.encode
     before = encode(prompt, add_special_tokens=settings.special_tokens)
     eos = tokenizer.eos_token_id
-    if settings.special_tokens and eos is not None and before and before[-1] == eos and not prompt.endswith(
-        tokenizer.eos_token
+    if (
+        settings.special_tokens
+        and eos is not None
+        and before
+        and before[-1] == eos
+        and not prompt.endswith(tokenizer.eos_token)
     ):
         before = before[:-1]  # some tokenizers close every text; the answer goes on here
     after = encode(response, add_special_tokens=False)

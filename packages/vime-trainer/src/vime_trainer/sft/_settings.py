@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
-from vime_proto.settings import Section, Settings
 
+from vime_proto.settings import Section, Settings
 from vime_trainer.checkpoint import CheckpointSettings
 from vime_trainer.metrics import MetricsSettings
 from vime_trainer.optim import OptimizerSettings
@@ -42,7 +42,9 @@ class SftSettings(Settings):
     epochs: int | None = Field(None, ge=1, description="passes over the data; or set steps")
     batch_size: int | None = Field(None, ge=1, description="rows a step; or set batch_tokens")
     batch_tokens: int | None = Field(None, ge=1, description="most tokens a step; or set batch_size")
-    micro_batch_tokens: int = Field(16384, ge=1, description="most tokens in one forward pass; the gradient is the same")
+    micro_batch_tokens: int = Field(
+        16384, ge=1, description="most tokens in one forward pass; the gradient is the same"
+    )
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="weights and activations")
     layout: Literal["packed", "padded"] = Field("packed", description="how a forward pass lays sequences out")
     recompute: bool = Field(False, description="recompute activations in the backward pass (GPU only)")
