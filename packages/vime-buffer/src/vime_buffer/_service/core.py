@@ -105,8 +105,13 @@ class Core:
 
         return await self.database.run(apply)
 
-    async def poll(self, wait: float, attempt, empty: Callable[[Response], bool]) -> Response:
-        """Repeats ``attempt(is_last)`` after each change until its answer is not empty or the wait is over."""
+    async def poll(
+        self, wait: float, attempt, empty: Callable[[Response], bool], settle: float = _SETTLE_SECONDS
+    ) -> Response:
+        """Repeats ``attempt(is_last)`` after changes until its answer is not empty or the wait is over.
+
+        Changes come in crowds, such as the commits of a batch: those within ``settle`` seconds get one look.
+        """
         loop = asyncio.get_running_loop()
         end = loop.time() + wait
         while True:
@@ -116,8 +121,7 @@ class Core:
             if last or not empty(answer):
                 return answer
             await self.changes.wait(seen, end - loop.time())
-            # Changes come in crowds, such as the commits of a batch: one look for all of them.
-            await asyncio.sleep(min(_SETTLE_SECONDS, max(0.0, end - loop.time())))
+            await asyncio.sleep(min(settle, max(0.0, end - loop.time())))
 
     def stop_waiting(self) -> None:
         """Lets every long poll answer now."""

@@ -23,6 +23,16 @@ from vime_proto.version import policy_version
 
 DEFAULT_DEADLINE_SECONDS = 3600.0
 _UNFINISHED = (PromptState.PENDING, PromptState.LEASED)
+_INSERT = evaluation_results.insert()
+_ONE_UNFINISHED = (
+    sa.select(prompt_rows.c.seq)
+    .where(
+        prompt_rows.c.run_id == sa.bindparam("run"),
+        prompt_rows.c.evaluation_id == sa.bindparam("evaluation"),
+        prompt_rows.c.state.in_([int(state) for state in _UNFINISHED]),
+    )
+    .limit(1)
+)
 
 
 def start(
@@ -71,12 +81,12 @@ def open_evaluations(tx: Transaction, run_id: str) -> dict[str, sa.Row]:
 def commit(tx: Transaction, context, intake: Intake, group: sample_pb2.Group) -> pb.CommitGroupResponse:
     """Takes the answers to one question in; failed rollouts count as they are."""
     run, lease = context.run, context.lease
-    evaluation_id = _evaluation_of(tx, run.run_id, lease.target)
+    evaluation_id = context.evaluation_id
     leases.end_one(tx, lease.lease_id, "committed")
     groups.count_failures(tx, run.run_id, intake)
     _store(tx, run.run_id, evaluation_id, lease.target, [_summary(rollout) for rollout in group.rollouts])
     # The answers are summed up in the result's row; only training needs the tokens.
-    prompts.set_state(tx, run.run_id, [lease.target], PromptState.EVALUATED, payload=None, partial=None)
+    prompts.answered(tx, run.run_id, lease.target)
     blob_ids = [payload.blob_id for payload in intake.payloads if payload.blob_id]
     groups.payloads.delete_unowned(tx, run.run_id, blob_ids)
     finish_if_complete(tx, run.run_id, evaluation_id)
@@ -94,7 +104,7 @@ def _evaluation_of(tx: Transaction, run_id: str, prompt_id: str) -> str:
 
 def _store(tx: Transaction, run_id: str, evaluation_id: str, prompt_id: str, rollouts: list[dict]) -> None:
     tx.execute(
-        evaluation_results.insert(),
+        _INSERT,
         {
             "run_id": run_id,
             "evaluation_id": evaluation_id,
@@ -130,12 +140,7 @@ def give_up(tx: Transaction, run_id: str, prompt_id: str) -> None:
 
 def finish_if_complete(tx: Transaction, run_id: str, evaluation_id: str) -> None:
     """Closes an evaluation whose every question is answered or given up."""
-    unfinished = sa.select(sa.func.count()).where(
-        prompt_rows.c.run_id == run_id,
-        prompt_rows.c.evaluation_id == evaluation_id,
-        prompt_rows.c.state.in_([int(state) for state in _UNFINISHED]),
-    )
-    if tx.execute(unfinished).scalar_one() == 0:
+    if tx.execute(_ONE_UNFINISHED, {"run": run_id, "evaluation": evaluation_id}).first() is None:
         _close(tx, run_id, evaluation_id)
 
 
@@ -189,6 +194,14 @@ def abandon_all(tx: Transaction, run_id: str, why: str) -> None:
 def next_deadline(tx: Transaction) -> float | None:
     """When the next evaluation is due; None when none is open."""
     return tx.execute(sa.select(sa.func.min(evaluations.c.deadline_at)).where(evaluations.c.done.is_(False))).scalar()
+
+
+def is_open(tx: Transaction, run_id: str, evaluation_id: str) -> bool:
+    """Whether there is such an evaluation and it is not done."""
+    statement = sa.select(evaluations.c.done).where(
+        evaluations.c.run_id == run_id, evaluations.c.evaluation_id == evaluation_id
+    )
+    return tx.execute(statement).scalar() is False
 
 
 def result(tx: Transaction, run_id: str, evaluation_id: str) -> pb.GetEvaluationResultResponse:

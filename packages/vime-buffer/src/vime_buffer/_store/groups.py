@@ -25,7 +25,7 @@ from vime_proto.errors import StatusError
 # Lease, prompt and run in one look: a commit needs all three, twice.
 _LEASE_COLUMNS = len(lease_rows.c)
 _CONTEXT = (
-    sa.select(*lease_rows.c, prompt_rows.c.group_size, prompt_rows.c.seq, *run_rows.c)
+    sa.select(*lease_rows.c, prompt_rows.c.group_size, prompt_rows.c.seq, prompt_rows.c.evaluation_id, *run_rows.c)
     .join(
         prompt_rows,
         sa.and_(prompt_rows.c.run_id == lease_rows.c.run_id, prompt_rows.c.prompt_id == lease_rows.c.target),
@@ -62,6 +62,7 @@ class CommitContext:
     lease: Lease
     group_size: int
     seq: int
+    evaluation_id: str
 
     @property
     def evaluation(self) -> bool:
@@ -79,8 +80,8 @@ def open_commit(tx: Transaction, request: pb.CommitGroupRequest) -> CommitContex
         run = runs.get(tx, request.run_id)
         leases.check_open(tx, run.run_id, request.lease_id, LeaseKind.PROMPT, None)
     lease = Lease(*row[:_LEASE_COLUMNS])
-    run = Run(*row[_LEASE_COLUMNS + 2 :])
-    group_size, seq = row[_LEASE_COLUMNS : _LEASE_COLUMNS + 2]
+    group_size, seq, evaluation_id = row[_LEASE_COLUMNS : _LEASE_COLUMNS + 3]
+    run = Run(*row[_LEASE_COLUMNS + 3 :])
     leases.check_open(tx, run.run_id, request.lease_id, LeaseKind.PROMPT, lease)
     if lease.attempt != request.attempt:
         raise StatusError(
@@ -88,7 +89,7 @@ def open_commit(tx: Transaction, request: pb.CommitGroupRequest) -> CommitContex
             f"lease_id {lease.lease_id!r} is for attempt {lease.attempt} of prompt {lease.target!r}, not {request.attempt}",
         )
     # Prompts of an evaluation state their size themselves.
-    return CommitContext(run, lease, group_size or run.group_size, seq)
+    return CommitContext(run, lease, group_size or run.group_size, seq, evaluation_id)
 
 
 def is_stale(tx: Transaction, run: Run, intake: Intake) -> str:

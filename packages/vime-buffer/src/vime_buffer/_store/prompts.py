@@ -40,6 +40,11 @@ _SETTLE = (
     .where(prompts.c.run_id == sa.bindparam("run"), prompts.c.prompt_id == sa.bindparam("prompt"))
     .values(state=sa.bindparam("to"), partial=None)
 )
+_ANSWERED = (
+    prompts.update()
+    .where(prompts.c.run_id == sa.bindparam("run"), prompts.c.prompt_id == sa.bindparam("prompt"))
+    .values(state=int(PromptState.EVALUATED), partial=None, payload=None)
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +167,11 @@ def set_state(tx: Transaction, run_id: str, prompt_ids: Sequence[str], state: Pr
 def settle(tx: Transaction, run_id: str, prompt_id: str, state: PromptState) -> None:
     """Moves one prompt on after its commit and forgets its partial rollouts; what every commit does, hence prepared."""
     tx.execute(_SETTLE, {"run": run_id, "prompt": prompt_id, "to": int(state)})
+
+
+def answered(tx: Transaction, run_id: str, prompt_id: str) -> None:
+    """Ends a question of an evaluation; its content is needed no more."""
+    tx.execute(_ANSWERED, {"run": run_id, "prompt": prompt_id})
 
 
 def requeue(tx: Transaction, run_id: str, prompt_ids: Sequence[str]) -> None:
