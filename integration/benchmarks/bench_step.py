@@ -1,7 +1,8 @@
 """Where a demo step's time goes, from the metrics of a run.
 
 ``python bench_step.py [RUN_FOLDER]`` reads a run that is done; without a folder it runs the short demo first (each
-stage's interpreter from ``VIME_PYTHON_<STAGE>``). Prints the median over steps of each part, and writes nothing into the repository.
+stage's interpreter from ``VIME_PYTHON_<STAGE>``). Prints the median over steps of each part;
+writes nothing into the repository.
 """
 
 from __future__ import annotations

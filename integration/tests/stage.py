@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -88,6 +89,7 @@ async def main(role: str, config: dict) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if config.get("child"):
         leave_child(config["child"])
+    print(f"devices {os.environ.get('CUDA_VISIBLE_DEVICES', 'any')}", flush=True)
     server = None
     if role != "worker":
         contract = config.get("contract", ["1.0", "1.0"])

@@ -151,6 +151,21 @@ def test_contract_versions_that_do_not_meet_are_refused_by_name(recipes):
     gone(recipes)
 
 
+def test_each_engine_gets_its_own_devices_in_numeric_order(recipes):
+    process = recipes.start(ray={"gpus": 12}, engine={"count": 2, "gpus": 6})
+    assert process.wait(90) == 0, recipes.output
+    devices = [(recipes.run / f"logs/engine-{index}.log").read_text().split()[1] for index in range(2)]
+    given = [[int(one) for one in text.split(",")] for text in devices]
+    assert all(one == sorted(one) for one in given)
+    assert given[0] + given[1] == list(range(12))
+
+
+def test_more_devices_than_there_are_is_refused_by_name(recipes):
+    process = recipes.start(ray={"gpus": 2}, engine={"count": 2, "gpus": 6, "start_seconds": 3.0})
+    assert process.wait(90) == 1, recipes.output
+    assert "engine: the cluster has no room" in recipes.output and "2 GPUs in all" in recipes.output
+
+
 def test_a_slow_start_is_waited_for_as_long_as_the_recipe_says(recipes):
     process = recipes.start(engine={"config": {"ready_after": 4.0}})
     assert process.wait(90) == 0, recipes.output

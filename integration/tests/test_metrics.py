@@ -34,6 +34,9 @@ def test_metrics_are_kept_and_read_back(tmp_path):
     assert again.rows == metrics.rows
     assert again.series(REWARD) == ([1, 2], [0.5, 0.8])
     assert again.accuracy() == ("eval/held_out/reward_mean", [0, 2], [0.25, 0.5])
+    with path.open("a") as file:
+        file.write('{"step": 3, "val')
+    assert Metrics(path).rows == metrics.rows
     assert [json.loads(one)["step"] for one in path.read_text().splitlines()] == [0, 1, 2, 2, 2]
 
 

@@ -14,15 +14,20 @@ from vime_launch.recipe import Recipe, RecipeError
 _SECONDS = 300
 
 
-def dry_run(recipe: Recipe, environment: dict[str, str]) -> str:
+def dry_run(recipe: Recipe, environment: dict[str, str], known_only: bool = False) -> str:
     """The resolved configuration of every process, by asking each with ``--print-config``; nothing is started or written.
+
+    Args:
+        recipe: the run.
+        environment: of the processes asked.
+        known_only: leave out stages with a command of their own, which may not know ``--print-config``.
 
     Raises:
         RecipeError: the complaints of every stage that refuses its configuration.
     """
     target = RunFolder(Path(recipe.runs_dir) / recipe.name)
     plan = processes(recipe, target)
-    started = [process for process in plan if not process.external]
+    started = [process for process in plan if not process.external and not (known_only and process.stage.command)]
     with tempfile.TemporaryDirectory(prefix="vime-dry-run-") as scratch:
         folder = RunFolder(Path(scratch))
         folder.make()
@@ -49,4 +54,4 @@ def dry_run(recipe: Recipe, environment: dict[str, str]) -> str:
         raise RecipeError("\n".join(faults))
     texts = {process.name: answer.stdout.strip() for process, answer in zip(started, answers, strict=True)}
     texts |= {process.name: f"runs at {process.address}" for process in plan if process.external}
-    return "\n\n".join(f"# {process.name}\n{texts[process.name]}" for process in plan)
+    return "\n\n".join(f"# {process.name}\n{texts[process.name]}" for process in plan if process.name in texts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -58,9 +59,19 @@ class Hosts:
         }
         make = ray.remote(Host).options
         if stage.gpus:
-            group = ray.util.placement_group([{"CPU": stage.cpus, "GPU": stage.gpus}] * len(processes), strategy="PACK")
-            await group.ready()
-            strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+            from ray.util.placement_group import placement_group
+            from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+            bundle = {"GPU": float(stage.gpus)} | ({"CPU": stage.cpus} if stage.cpus else {})
+            group = placement_group([bundle] * len(processes), strategy="PACK")
+            try:
+                await asyncio.wait_for(group.ready(), stage.start_seconds)
+            except TimeoutError:
+                raise RuntimeError(
+                    f"{processes[0].kind}: the cluster has no room for {len(processes)} x {bundle} "
+                    f"({ray.cluster_resources().get('GPU', 0):g} GPUs in all)"
+                ) from None
+            strategy = PlacementGroupSchedulingStrategy
             actors = [
                 make(**options, scheduling_strategy=strategy(group, placement_group_bundle_index=index)).remote()
                 for index in range(len(processes))

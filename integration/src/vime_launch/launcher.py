@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from rich.console import Console
 
 from vime_launch import toml
 from vime_launch.batches import export_batches
+from vime_launch.dry_run import dry_run
 from vime_launch.hosts import Hosts
 from vime_launch.live import View
 from vime_launch.metrics import LOGPROB_DIFF, REWARD, STALENESS_MAX, Metrics, follow
@@ -66,8 +69,6 @@ def launch(recipe: Recipe, resume: str | None = None, console: Console | None = 
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RecipeError(f"{folder.path} is in use by another launcher") from None
-        # As resolved: the defaults too, and every override.
-        (folder / "recipe.toml").write_text(toml.dumps(recipe.model_dump(mode="json", exclude_none=True)))
         metrics = Metrics(folder / "metrics.jsonl")
         watched = Watched(recipe.stop_seconds + _REAP_SECONDS)
         started = time.monotonic()
@@ -75,7 +76,13 @@ def launch(recipe: Recipe, resume: str | None = None, console: Console | None = 
         outcome = Outcome(INTERRUPTED, "interrupted")
         with View(console, f"{recipe.name} ({recipe.mode})") as view:
             try:
-                hosts = Hosts(recipe.ray)
+                # A wrong key of the last stage should not wait for all others to start.
+                with ThreadPoolExecutor(1) as pool:
+                    checked = pool.submit(dry_run, recipe, dict(os.environ), known_only=True)
+                    hosts = Hosts(recipe.ray)
+                    checked.result()
+                # As resolved: the defaults too, and every override. From here on the folder holds a run.
+                (folder / "recipe.toml").write_text(toml.dumps(recipe.model_dump(mode="json", exclude_none=True)))
                 outcome = asyncio.run(_run(recipe, folder, hosts, view, metrics, watched))
             except KeyboardInterrupt:
                 view.say("interrupted")

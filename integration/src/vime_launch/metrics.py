@@ -39,7 +39,12 @@ class Metrics:
         self.rows: dict[int, Row] = {}
         self._path = path
         if path is not None and path.exists():
-            for line in path.read_text().splitlines():
+            text = path.read_text()
+            whole = text[: text.rfind("\n") + 1]
+            if whole != text:
+                # A launcher that was killed while it wrote left half a line.
+                path.write_text(whole)
+            for line in whole.splitlines():
                 row = json.loads(line)
                 self._take(row["step"], row["values"])
 

@@ -44,6 +44,16 @@ def write(path: Path, recipe: dict) -> str:
     return str(path)
 
 
+def test_a_wrong_key_of_the_last_stage_ends_the_run_before_anything_starts(vime, home, prepared):
+    recipe = demo_recipe(prepared) | {"name": "wrong", "runs_dir": str(home / "wrong")}
+    recipe["trainer"]["config"] |= {"max_stalenes": 1}
+    recipe["buffer"]["config"] |= {"databse": "x"}
+    assert vime.run("run", write(home / "wrong.toml", recipe)) == 2, vime.output
+    assert "buffer: vime-buffer serve: databse: unknown key 'databse'; did you mean 'database'" in vime.output
+    assert "max_stalenes: unknown key 'max_stalenes'; did you mean 'max_staleness'" in vime.output
+    assert not list((home / "wrong/wrong/logs").glob("*"))
+
+
 @pytest.fixture(scope="module")
 def exported(vime, home, prepared, engine) -> Path:
     """A rollout-only run of two batches."""
