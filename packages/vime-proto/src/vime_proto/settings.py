@@ -10,7 +10,8 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_args
+from types import UnionType
+from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -138,12 +139,17 @@ def _read(path: str, prog: str) -> dict[str, Any]:
 
 def _value(settings: type[Settings], path: list[str], text: str) -> Any:
     field = _find(settings, path)
-    if field is not None and str in (field.annotation, *get_args(field.annotation)):
+    if field is not None and str in _choices(field.annotation):
         return text
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    """The types a value may have: those of a union, else the one type."""
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
 def _model(annotation: Any) -> type[BaseModel] | None:
