@@ -127,6 +127,25 @@ def test_a_worker_is_started_again_as_often_as_the_recipe_says(recipes):
     assert process.wait(20) == 130
 
 
+def test_an_engine_is_started_again_where_it_was(recipes):
+    once = str(recipes.folder / "once")
+    process = recipes.start(engine={"restart": 1, "config": {"die_after": 1.0, "once": once}}, trainer=ENDLESS)
+    line = "engine-0: test-engine 0 serves at "
+    wait_until(lambda: recipes.output.count(line) == 2, 90, process)
+    addresses = {one.partition(line)[2] for one in recipes.output.splitlines() if line in one}
+    assert len(addresses) == 1
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(20) == 130
+
+
+def test_an_engine_that_dies_before_it_serves_is_started_again(recipes):
+    once = str(recipes.folder / "once")
+    engine = {"restart": 1, "config": {"ready_after": 0.2, "die_after": 0.0, "once": once}}
+    process = recipes.start(engine=engine)
+    assert process.wait(90) == 0, recipes.output
+    assert recipes.output.count("started again") == 1
+
+
 def test_restarts_are_counted(recipes):
     process = recipes.start(worker={"restart": 2, "config": {"die_after": 0.2}}, trainer=ENDLESS)
     assert process.wait(90) == 3, recipes.output

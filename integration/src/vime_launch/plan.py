@@ -136,7 +136,10 @@ def connect(process: Process, known: Sequence[Process], host: str | None = None)
         given |= {"buffer": first["buffer"], "rollout": first.get("router") or first["engine"]}
     elif process.kind == "trainer":
         given |= {name: first[name] for name in ("buffer", "router") if name in first}
-    if host and process.serves:
+    if process.address and not process.external:
+        # It ran before: others know it there.
+        given["server"] = {"address": process.address}
+    elif host and process.serves:
         given["server"] = {"address": f"[{host}]:0" if ":" in host else f"{host}:0"}
     # What a recipe states about itself holds; addresses come from the launcher only where it says nothing.
     return merge(merge(process.config, given), process.stated)

@@ -16,9 +16,8 @@ from vime_launch.batches import is_closed, is_over
 from vime_launch.hosts import Hosts
 from vime_launch.plan import Process, RunFolder, connect, write_config
 from vime_launch.recipe import STAGES, Recipe
-from vime_proto.channel import call, open_channel
+from vime_proto.channel import open_channel
 from vime_proto.errors import describe
-from vime_proto.router.v1 import router_pb2, router_pb2_grpc
 from vime_proto.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 
 _TAIL_LINES = 25
@@ -56,6 +55,7 @@ class Supervisor:
         self._recipe, self._folder, self._plan, self._hosts, self._say = recipe, folder, list(plan), hosts, say
         self._tasks: set[asyncio.Task] = set()
         self._infos: dict[str, Any] = {}
+        self._served = {process.name: asyncio.Event() for process in plan}
         self._lives = {process.name: process.stage.restart for process in plan}
         self.ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
@@ -97,13 +97,17 @@ class Supervisor:
         await self._start(process)
         self.spawn(self._watch(process), process.name)
         if process.serves:
-            await self._find(process)
+            # Set in this life of the process or, where it may be started again, in a later one.
+            await self._served[process.name].wait()
 
     async def _start(self, process: Process) -> None:
+        """Starts the process, and looks for its address beside that. A later life listens where an earlier one did."""
         config = connect(process, self._plan, self._hosts.listen_on(process))
         command = write_config(process, config, self._folder)
         pid = await self._hosts.start(process, command, self._folder, self._recipe.stop_seconds)
         self._say(f"{process.name}: started (guard {pid})")
+        if process.serves:
+            self.spawn(self._find(process), process.name)
 
     async def _find(self, process: Process) -> None:
         limit = process.stage.start_seconds
@@ -115,8 +119,7 @@ class Supervisor:
                 f"{process.name} does not listen after {limit:g} s ({process.kind}.start_seconds){tail(self._folder, process.name)}"
             ) from None
         if address is None:
-            # Its watch says how it ended.
-            await self.ended
+            # It ended; its watch says how, or starts it again.
             return
         process.address = address
         await self._meet(process)
@@ -130,6 +133,7 @@ class Supervisor:
         probe.check_run(process.name, info, process.kind, self._recipe.name)
         self._infos[process.name] = info
         probe.check_contracts(self._infos)
+        self._served[process.name].set()
         self._say(f"{process.name}: {info.package} {info.package_version} serves at {process.address}")
 
     async def _watch(self, process: Process) -> None:
@@ -150,11 +154,7 @@ class Supervisor:
                 return
             self._lives[process.name] -= 1
             self._say(f"{process.name} {how}; started again ({self._lives[process.name]} restarts left)")
-            if process.kind == "engine":
-                await self._forget(process)
             await self._start(process)
-            if process.serves:
-                self.spawn(self._find(process), process.name)
 
     async def _run_is_closed(self) -> bool:
         """A trainer closes its run when it is done; one that was told to stop ends with 0, too, and does not."""
@@ -175,21 +175,6 @@ class Supervisor:
 
     def _buffer_address(self) -> str | None:
         return next((one.address for one in self._plan if one.kind == "buffer"), None)
-
-    async def _forget(self, engine: Process) -> None:
-        """Takes a dead engine out of the router, which would refuse its id at another address."""
-        router = next((one for one in self._plan if one.kind == "router"), None)
-        if router is None or router.address is None:
-            return
-        async with open_channel(router.address) as channel:
-            stub = router_pb2_grpc.RouterServiceStub(channel)
-            identity = engine.config.get("engine_id", engine.name)
-            request = router_pb2.DeregisterEngineRequest(request_id=os.urandom(8).hex(), engine_id=identity)
-            try:
-                await call(stub.DeregisterEngine, request, timeout=5, deadline=10)
-            except grpc.RpcError as error:
-                if error.code() is not grpc.StatusCode.NOT_FOUND:
-                    raise
 
     async def _watch_external(self, process: Process) -> None:
         """Ends the run when a process that runs elsewhere is gone, or, if it is the trainer, done."""

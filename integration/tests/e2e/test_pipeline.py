@@ -27,6 +27,11 @@ def groups_in(path: Path) -> list[sample_pb2.Group]:
     return found
 
 
+def contents(path: Path) -> tuple[str, list[str]]:
+    """Batch id, and the ids of its groups in order."""
+    return json.loads((path.parent / "batch.json").read_text())["batch_id"], [group.group_id for group in groups_in(path)]
+
+
 def recipe_for(home: Path, prepared: Path, engine: str, runs: str) -> dict:
     """A run of 32 questions, asked once each, in batches of 4 groups."""
     few = home / "few.jsonl"
@@ -117,7 +122,7 @@ def test_a_killed_run_resumes_without_losing_or_repeating_anything(vime, home, p
                 process.wait()
 
     kill("trainer", 3)
-    before = {one.parent.name: (one.parent / "batch.json").read_text() for one in kept.glob("*/groups.binpb")}
+    before = {path.parent.name: contents(path) for path in kept.glob("*/groups.binpb")}
     kill("worker-0", 5, "--resume", str(folder))
     assert vime.run("run", path, "--resume", str(folder), seconds=300) == 0, vime.output[-3000:]
 
@@ -125,10 +130,11 @@ def test_a_killed_run_resumes_without_losing_or_repeating_anything(vime, home, p
     trained = [group.group_id for one in batches for group in groups_in(one)]
     assert len(batches) == QUESTIONS // GROUPS
     assert len(trained) == len(set(trained)) == QUESTIONS, "every prompt is trained on, once"
-    # A batch that a restore made ready again kept its id.
-    assert any((kept / name / "batch.json").read_text() == text for name, text in before.items())
     lineages = json.loads((folder / "trainer/lineages.json").read_text())["lineages"]
     assert len(lineages) == 3 and all(one["forked_at"] for one in lineages[1:])
+    # The batch after the restored checkpoint was acked before the kill: it is trained again, the same groups in the same order.
+    again = f"{lineages[1]['forked_at']:06d}"
+    assert again in before and contents(kept / again / "groups.binpb") == before[again]
     assert json.loads((folder / "summary.json").read_text())["steps"] == QUESTIONS // GROUPS
 
 
