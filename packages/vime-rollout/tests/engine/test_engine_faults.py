@@ -69,7 +69,7 @@ async def test_nan_ends_the_request_in_the_backend_too(engine):
 async def test_a_dead_backend_is_unavailable(engine):
     generation = await start(engine)
     engine.backend.sinks["r"](BackendDeadError("gone"))
-    with pytest.raises(BackendDeadError):
+    with pytest.raises(StatusError, match="UNAVAILABLE: gone"):
         _ = [part async for part in generation.parts()]
     engine.backend.refusal = BackendDeadError("vLLM's engine core has ended")
     late = await start(engine, "late")

@@ -93,9 +93,9 @@ def test_a_killed_engine_leaves_no_process_behind(brief):
         (["--model", "/nowhere"], "/nowhere/config.json"),
         (["--model", "MODEL", "--route-capture"], "no routed experts"),
         (["--model", "MODEL", "--max-model-len", "1000"], "max_position_embeddings"),
-        (["--model", "MODEL", "--rout-capture"], "did you mean 'route_capture'"),
+        (["--model", "MODEL", "--rout-capture=true"], "did you mean 'route_capture'"),
         (["--model", "MODEL", "--dtype", "float8"], "dtype"),
-        (["--model", "MODEL", "--vllm", "{seed = 1}"], "is set by the key 'seed'"),
+        (["--model", "MODEL", "--vllm.seed", "1"], "is set by the key 'seed'"),
     ],
 )
 def test_what_cannot_work_is_said_before_loading(tmp_path, options, text):

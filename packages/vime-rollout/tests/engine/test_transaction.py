@@ -11,6 +11,7 @@ from pushing import TIMEOUT, manifest_of, new_id, totals_of
 from vime_proto.common.v1 import common_pb2 as common
 from vime_proto.errors import describe
 from vime_proto.rollout.v1 import rollout_pb2 as pb
+from vime_proto.validate import model_digest
 from vime_proto.weights.v1 import weights_pb2 as weights
 
 PROMPT = [1, 5, 9, 17]
@@ -63,6 +64,7 @@ def test_what_does_not_fit_is_refused_by_name_before_a_byte(tied, unchanged):
     for spec in manifest.tensors:
         if spec.name == "model.norm.weight":
             spec.dtype = common.DTYPE_INT32
+    manifest.model_digest = model_digest(manifest.tensors)
     fails(INVALID, "model.norm.weight", pusher.begin, manifest)
 
 

@@ -19,7 +19,7 @@ from vime_proto.version import policy_version, satisfies, show
 from vime_rollout.engine._generation import Generation, Registry
 from vime_rollout.engine._model import ModelDescription
 from vime_rollout.engine._settings import EngineSettings
-from vime_rollout.engine._types import BackendDeadError, Sampling
+from vime_rollout.engine._types import BackendDeadError, NotFiniteError, Sampling
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ class Engine:
         self.backend = backend
         self.machine = EngineMachine()
         self.registry = Registry(settings.replay_capacity, settings.replay_tokens)
+        self.poisoned = False  # something not finite was computed, and may lie in the KV cache
         self.capabilities: dict[str, str] = {}
         # One object per version: stamps are compared by identity.
         self._stamp = policy_version(settings.run_id, 0, 0)
@@ -113,9 +114,7 @@ class Engine:
             if not generation.done:
                 sending = self.backend.submit(request_id, prompt, sampling, generation.put, priority)
                 generation.internal_id = await sending
-        except BackendDeadError as error:
-            generation.fail(StatusError(grpc.StatusCode.UNAVAILABLE, str(error)))
-        except (ContractError, StatusError) as error:
+        except (BackendDeadError, ContractError, StatusError) as error:
             generation.fail(error)
         except ValueError as error:
             # vLLM's own refusals.
@@ -157,6 +156,7 @@ class Engine:
 
     def _ended(self, generation: Generation) -> None:
         self.registry.ended(generation)
+        self.poisoned |= isinstance(generation.error, NotFiniteError)
         self._idle.set()
         if generation.error is not None and generation.internal_id is not None:
             self.spawn(self._abort_quietly([generation.internal_id]))

@@ -13,7 +13,7 @@ import numpy as np
 from vime_proto.common.v1.common_pb2 import PolicyVersion
 from vime_proto.errors import StatusError
 from vime_proto.version import show
-from vime_rollout.engine._types import Output
+from vime_rollout.engine._types import BackendDeadError, NotFiniteError, Output
 
 Span = tuple[int, PolicyVersion]  # first token, weights
 
@@ -112,16 +112,16 @@ class Generation:
 
     def fail(self, error: Exception) -> None:
         """Ends the answer with an error for every reader."""
-        self.error = error
+        dead = isinstance(error, BackendDeadError)
+        self.error = StatusError(grpc.StatusCode.UNAVAILABLE, str(error)) if dead else error
         self._wake()
         self._on_end(self)
 
-    def _append(self, output: Output) -> StatusError | None:
+    def _append(self, output: Output) -> NotFiniteError | None:
         version = self._version()
         for offset, value in enumerate(output.logprobs):
             if not math.isfinite(value):
-                return StatusError(
-                    grpc.StatusCode.INTERNAL,
+                return NotFiniteError(
                     f"request {self.request_id!r}: the log-probability of token {len(self.tokens) + offset} (id "
                     f"{output.tokens[offset]}) is {value} under {show(version)}: the weights or the KV cache are not finite",
                 )

@@ -14,7 +14,7 @@ from vime_proto.sample.v1 import sample_pb2 as sample
 from vime_proto.tensor import to_numpy, to_tensor
 from vime_proto.validate import validate_score_request
 from vime_rollout.engine import _routes
-from vime_rollout.engine._types import Sampling
+from vime_rollout.engine._types import NotFiniteError, Sampling
 
 # Numbers that a whole-vocabulary answer may hold: it is built in Python lists.
 _MOST_NUMBERS = 4_000_000
@@ -61,8 +61,8 @@ async def score(engine, request: pb.ScoreRequest, context) -> pb.ScoreResponse:
     values = np.array([one[0][1] for one in positions], dtype=np.float32)
     if not np.isfinite(values).all():
         bad = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise StatusError(
-            grpc.StatusCode.INTERNAL,
+        engine.poisoned = True
+        raise NotFiniteError(
             f"the log-probability of token {start + bad} is {values[bad]}: the weights are not finite {about}",
         )
     response = pb.ScoreResponse(

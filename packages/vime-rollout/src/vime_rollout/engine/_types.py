@@ -5,23 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+import grpc
 import numpy as np
+
+from vime_proto.errors import StatusError
 
 
 class BackendDeadError(RuntimeError):
     """The inference processes are gone; nothing more will be answered."""
 
 
-class UpdateRefusedError(Exception):
-    """Weights that must not be loaded, such as non-finite ones.
+class NotFiniteError(StatusError):
+    """A log-probability is NaN or infinite: INTERNAL. It is never replaced by a number."""
 
-    Attributes:
-        untouched: whether the model is as it was before the update began.
-    """
-
-    def __init__(self, message: str, untouched: bool):
-        super().__init__(message)
-        self.untouched = untouched
+    def __init__(self, message: str):
+        super().__init__(grpc.StatusCode.INTERNAL, message)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import grpc
 
-from vime_proto.engine_state import SERVING, STALE
+from vime_proto.engine_state import AWAKE_WEIGHTS, SERVING, STALE
 from vime_proto.errors import ContractError, StatusError
 from vime_proto.rollout.v1 import rollout_pb2 as pb
 from vime_proto.update_state import UpdateReceiver
@@ -33,6 +33,7 @@ class Update:
         self.names: list[str] | None = [spec.name for spec in manifest.tensors]  # told to the backend once
         self.progress = asyncio.Event()
         self.timer: asyncio.Task | None = None
+        self.came_from: int | None = None  # state before the update
 
 
 class Updates:
@@ -84,7 +85,7 @@ class Updates:
         engine.machine.begin_update(
             update.manifest.update_id, full=update.receiver.full, busy=busy, return_to=came_from
         )
-        self._open = update
+        self._open, update.came_from = update, came_from
         update.timer = asyncio.ensure_future(self._expire(update))
         engine.changed()
         try:
@@ -164,8 +165,8 @@ class Updates:
         update_id = update.manifest.update_id
         try:
             receiver.check_checksums(totals)
-            # An update without a byte (an empty delta) never touched the model.
-            await engine.backend.end_update()
+            # A cache that is asleep has no memory to overwrite, and wakes with other memory.
+            await engine.backend.end_update(clear_cache=engine.poisoned and update.came_from != AWAKE_WEIGHTS)
         except ContractError:
             raise
         except StatusError as error:
@@ -175,6 +176,7 @@ class Updates:
             engine.machine.first_byte()
             await self.fail(f"the backend did not finish: {error}")
             raise StatusError(grpc.StatusCode.INTERNAL, f"update {update_id!r} was not finished: {error}") from error
+        engine.poisoned = False
         engine.machine.commit_update(update_id, update.manifest.version, stay_paused=stay_paused)
         self._close(update)
         self._committed_manifest = update.manifest

@@ -210,7 +210,12 @@ class Backend:
     async def begin_update(self) -> None:
         """Opens an update in every worker; the model is as it was until the first chunk."""
         with _dead_engine():
-            await self._engine.start_weight_update()
+            try:
+                await self._engine.start_weight_update()
+            except Exception:
+                # An update that ended without an answer may still be open in a worker.
+                await self._engine.finish_weight_update()
+                await self._engine.start_weight_update()
 
     async def load_chunk(self, path: str, fills: list[list[Any]], names: list[str] | None) -> None:
         """Loads a chunk that lies in a file; see ``_transfer.VimeChunk``."""
@@ -220,9 +225,16 @@ class Backend:
         with _dead_engine():
             await self._engine.update_weights(request)
 
-    async def end_update(self) -> None:
-        """Makes the loaded weights the model's; also ends an update that is given up."""
+    async def end_update(self, clear_cache: bool = False) -> None:
+        """Makes the loaded weights the model's; also ends an update that is given up.
+
+        ``clear_cache`` overwrites the KV cache, which may hold what is not finite.
+        """
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
         with _dead_engine():
+            if clear_cache:
+                await self._engine.update_weights(WeightTransferUpdateRequest(update_info={"clear_cache": True}))
             await self._engine.finish_weight_update()
             await self._engine.reset_prefix_cache()
 

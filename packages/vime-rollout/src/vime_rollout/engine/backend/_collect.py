@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from vime_rollout.engine._types import Output, Sink
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from vime_rollout.engine._types import BackendDeadError, Output, Sink
 
 _FINISH = {"stop": "stop", "length": "length", "abort": "abort", "repetition": "stop"}
 
@@ -23,7 +25,8 @@ class SinkCollector:
     def put(self, output: Any) -> None:
         """One delta, or the error that ended the request."""
         if isinstance(output, Exception):
-            self._sink(output)
+            dead = isinstance(output, EngineDeadError)
+            self._sink(BackendDeadError("vLLM's engine core has ended") if dead else output)
             return
         completion = output.outputs[0]
         tokens = list(completion.token_ids)

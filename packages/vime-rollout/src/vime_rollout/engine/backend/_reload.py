@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -40,6 +41,15 @@ def after(model: torch.nn.Module, saved: Saved) -> None:
         weight = getattr(module, "weight", None)
         if hasattr(module, "cpu_linear") and weight is not None and weight.ndim == 2 and weight.numel():
             dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+
+
+def zero_caches(layers: Iterable[Any]) -> None:
+    """Overwrites the KV cache. Kernels multiply what lies in unused slots by 0, and 0 times NaN is NaN."""
+    for layer in layers:
+        found = getattr(layer, "kv_cache", None)
+        for cache in found if isinstance(found, (list, tuple)) else [found]:
+            if isinstance(cache, torch.Tensor):
+                cache.zero_()
 
 
 def partial_load() -> contextlib.AbstractContextManager:

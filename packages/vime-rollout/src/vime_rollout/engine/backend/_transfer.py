@@ -37,11 +37,13 @@ class VimeChunk(WeightTransferUpdateInfo):
         path: file that holds the chunk's bytes.
         fills: see ``vime_rollout.engine._plan.Fill``, as lists.
         names: in the first chunk of an update, the names of all its tensors.
+        clear_cache: instead of a chunk: overwrite the KV cache with zeros.
     """
 
-    path: str
-    fills: list[list[Any]]
+    path: str = ""
+    fills: list[list[Any]] = dataclasses.field(default_factory=list)
     names: list[str] | None = None
+    clear_cache: bool = False
 
 
 class VimeTransfer(WeightTransferEngine[VimeInit, VimeChunk]):
@@ -82,6 +84,9 @@ class VimeTransfer(WeightTransferEngine[VimeInit, VimeChunk]):
 
     def receive_weights(self, update_info: VimeChunk) -> None:
         """Maps a chunk and gives the model every module that it completes."""
+        if update_info.clear_cache:
+            _reload.zero_caches(self.vllm_config.compilation_config.static_forward_context.values())
+            return
         if update_info.names is not None:
             self._groups = update_groups(update_info.names)
             self._left = {group: 0 for group in self._groups.values()}

@@ -1,0 +1,78 @@
+"""transformers, vLLM and Megatron agree on the log-probability of every token, before and after a weight update.
+
+Megatron lives in another environment: VIME_PYTHON_TRAINER names an interpreter that has vime-trainer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+import models
+import numpy as np
+import pytest
+from conftest import running
+from reference import Reference
+
+TRAINER = os.environ.get("VIME_PYTHON_TRAINER")
+PROMPTS = [[1, 5, 9, 17, 33, 40, 8], [3], list(range(3, 40))]
+BOUND = 1e-5
+
+pytestmark = pytest.mark.skipif(not TRAINER, reason="VIME_PYTHON_TRAINER names no interpreter with vime-trainer")
+
+
+@pytest.fixture(scope="module")
+def untied():
+    """An engine with a dense model whose head is its own."""
+    with running("untied", models.config(), 3) as process:
+        yield process
+
+
+def megatron(folder, sequences, temperature, work):
+    """Log-probabilities of every token but the first of each sequence, by ``vime-trainer logprobs``."""
+    data, output = work / "tokens.jsonl", work / "logprobs.jsonl"
+    data.write_text("".join(json.dumps({"tokens": row, "temperature": temperature}) + "\n" for row in sequences))
+    command = [
+        TRAINER,
+        "-m",
+        "vime_trainer",
+        "logprobs",
+        "--model",
+        str(folder),
+        "--data",
+        str(data),
+        "--output",
+        str(output),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [np.array(json.loads(line)["logprobs"][1:]) for line in output.read_text().splitlines()]
+
+
+def spread(engine, folder, temperature, work, record):
+    """Largest difference between any two of the three, over every generated token."""
+    answers = [engine.generate(prompt, 12, temperature=temperature, ignore_eos=True, seed=5) for prompt in PROMPTS]
+    reference = Reference(folder)
+    rows = megatron(folder, [[*p, *a.tokens] for p, a in zip(PROMPTS, answers, strict=True)], temperature, work)
+    worst = 0.0
+    for prompt, answer, row in zip(PROMPTS, answers, rows, strict=True):
+        three = np.stack(
+            [answer.logprobs, reference.of_response(prompt, answer.tokens, temperature), row[-len(answer.tokens) :]]
+        )
+        worst = max(worst, float(np.ptp(three, axis=0).max()))
+    record(f"largest_difference_at_{temperature}", worst)
+    return worst
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", ["tied", "untied", "moe"])
+def test_the_three_agree_before_and_after_an_update(name, request, tmp_path, record_property):
+    engine = request.getfixturevalue(name)
+    engine.pusher().push(engine.tensors, engine.next_version())
+    assert spread(engine, engine.folder, 0.7, tmp_path, record_property) < BOUND
+    other = models.weights(engine.config, 22)
+    engine.pusher().push(other, engine.next_version(), chunks=3)
+    folder = models.save(tmp_path / "other", engine.config, other)
+    assert spread(engine, folder, 1.0, tmp_path, record_property) < BOUND
+    engine.pusher().push(engine.tensors, engine.next_version())
