@@ -103,3 +103,15 @@ def test_chunks_change_neither_values_nor_gradients(chunk):
     got = run(lambda a, b: token_logprobs(a, b, targets, temperature, chunk))
     for mine, other in zip(got, want, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_logit_of_minus_infinity_leaves_everything_finite():
+    from vime_trainer.policy import token_logprobs
+
+    hidden = torch.tensor([[1.0, 0.0]], requires_grad=True)
+    weight = torch.tensor([[1.0, 0.0], [2.0, 0.0], [-torch.inf, 0.0]])
+    weight[2, 1] = 0.0
+    logprobs, entropy = token_logprobs(hidden, weight, torch.tensor([1]), torch.ones(1))
+    p = torch.tensor([1.0, 2.0]).softmax(0)
+    assert logprobs.item() == pytest.approx(p[1].log().item(), abs=1e-6)
+    assert entropy.item() == pytest.approx(-(p * p.log()).sum().item(), abs=1e-6)

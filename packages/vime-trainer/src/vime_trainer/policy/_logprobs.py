@@ -9,8 +9,11 @@ from torch import Tensor
 
 __all__ = ["token_logprobs"]
 
-_CHUNK_ELEMENTS = 1 << 26
-"""Most float32 logits held at once: 256 MiB."""
+_CHUNK_ELEMENTS = {"cpu": 1 << 26, "cuda": 1 << 28}
+"""Most float32 logits held at once: 256 MiB and 1 GiB."""
+
+_LOWEST = -1e4
+"""Log-probabilities below it count as this, whose exponential is 0 too, so that 0 x -inf cannot arise."""
 
 
 def token_logprobs(
@@ -28,7 +31,7 @@ def token_logprobs(
     Returns:
         float32 [rows] log-probabilities and float32 [rows] entropies in nats, both differentiable once.
     """
-    rows = chunk or max(1, _CHUNK_ELEMENTS // weight.size(0))
+    rows = chunk or max(1, _CHUNK_ELEMENTS.get(hidden.device.type, 1 << 26) // weight.size(0))
     return _TokenLogprobs.apply(hidden, weight, targets, temperature, rows)  # type: ignore[return-value]
 
 
@@ -54,10 +57,9 @@ class _TokenLogprobs(torch.autograd.Function):
             logits = _logits(hidden[part], weight).div_(temperature[part, None])
             norms[part] = logits.logsumexp(-1)
             logprobs[part] = logits.gather(1, targets[part, None]).squeeze(1) - norms[part]
-            logits -= norms[part, None]
-            probs = logits.exp()
-            # A logit of -inf has probability 0 and adds nothing to the entropy.
-            entropy[part] = -torch.where(probs > 0, probs * logits, 0.0).sum(-1)
+            logits.sub_(norms[part, None]).clamp_(min=_LOWEST)
+            entropy[part] = -torch.linalg.vecdot(logits.exp(), logits)
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, targets, temperature, norms, entropy)
         ctx.chunk = chunk
         return logprobs, entropy
@@ -67,18 +69,17 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden, weight, targets, temperature, norms, entropy = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        up = torch.zeros_like(norms) if grad_logprobs is None else grad_logprobs
         for start in range(0, hidden.size(0), ctx.chunk):
             part = slice(start, start + ctx.chunk)
             logp = _logits(hidden[part], weight).div_(temperature[part, None]).sub_(norms[part, None])
-            probs = logp.exp()
-            grad = torch.zeros_like(probs)
-            if grad_logprobs is not None:
-                up = grad_logprobs[part, None]
-                grad -= probs * up
-                grad.scatter_add_(1, targets[part, None], up)
-            if grad_entropy is not None:
-                surprise = torch.where(probs > 0, logp + entropy[part, None], 0.0)
-                grad -= probs * surprise * grad_entropy[part, None]
+            if grad_entropy is None:
+                grad = logp.exp_().mul_(-up[part, None])
+            else:
+                logp.clamp_(min=_LOWEST)
+                surprise = (logp + entropy[part, None]).mul_(grad_entropy[part, None]).add_(up[part, None])
+                grad = surprise.mul_(logp.exp_()).neg_()
+            grad.scatter_add_(1, targets[part, None], up[part, None])
             grad = grad.div_(temperature[part, None]).to(hidden.dtype)
             grad_hidden[part] = grad @ weight
             if weight.dtype == torch.float32 or not grad.is_cuda:

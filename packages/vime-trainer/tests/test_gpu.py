@@ -1,0 +1,111 @@
+"""The same code on a GPU: float32 by SDPA, bfloat16 by the varlen and grouped kernels, recompute, replay, resume."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests_support import make_folder
+
+from vime_trainer.checkpoint import RunState, load_checkpoint, save_checkpoint
+from vime_trainer.optim import Optimizer, OptimizerSettings
+from vime_trainer.packed import ReplayRows, pack
+from vime_trainer.policy import Policy
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+LENGTHS = (11, 11, 5, 40, 1, 2)
+
+
+def rows():
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(0, 61, (length,), generator=generator) for length in LENGTHS]
+
+
+@pytest.fixture(scope="module", params=["qwen3", "qwen3_tied", "qwen3_moe"])
+def folder(request, tmp_path_factory):
+    return make_folder(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def reference(folder):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    parts = []
+    for row in rows():
+        logp = model(row[None]).logits[0].log_softmax(-1)[:-1]
+        parts += [torch.zeros(1), logp.gather(1, row[1:, None]).squeeze(1)]
+    return torch.cat(parts).detach()
+
+
+def gradients(policy, batch):
+    for param in policy.parameters().values():
+        param.grad = None
+    out = policy(batch)
+    (out.logprobs + 0.1 * out.entropy).sum().backward()
+    grads = {name: param.grad.float().clone() for name, param in policy.parameters().items()}
+    return out.logprobs.detach().cpu(), grads
+
+
+def difference(one, two):
+    """Relative to the size of the gradient."""
+    return max(float((one[name] - two[name]).norm() / two[name].norm().clamp(min=1e-2)) for name in one)
+
+
+def test_float32_equals_transformers(folder):
+    got = Policy.from_hf(folder)(pack(rows())).logprobs.cpu()
+    assert (got - reference(folder)).abs().max() < 1e-5
+
+
+def test_bfloat16_kernels_are_close_to_float32_in_values_and_gradients(folder):
+    batch = pack(rows())
+    exact, exact_grads = gradients(Policy.from_hf(folder), batch)
+    rough, rough_grads = gradients(Policy.from_hf(folder, dtype="bfloat16"), batch)
+    assert (rough - exact).abs().mean() < 0.06
+    dense = [name for name in exact_grads if "expert" not in name and "router" not in name]
+    assert difference({n: rough_grads[n] for n in dense}, {n: exact_grads[n] for n in dense}) < 0.35
+
+
+def test_sequences_do_not_see_one_another_in_the_packed_kernel(folder):
+    policy = Policy.from_hf(folder, dtype="bfloat16")
+    together = policy(pack(rows())).logprobs.cpu()
+    alone = torch.cat([policy(pack([row])).logprobs.cpu() for row in rows()])
+    assert (together - alone).abs().mean() < 0.02
+
+
+def test_recompute_gives_the_same_gradient_also_with_replay(tmp_path):
+    folder = make_folder("qwen3_moe", tmp_path)
+    batch = pack(rows())
+    ids = np.random.default_rng(0).permuted(np.tile(np.arange(8, dtype=np.uint8), (batch.total, 2, 1)), axis=2)[..., :2]
+    given = pack(rows(), routes=ReplayRows(ids, np.ones(batch.total, bool), (0, 2)))
+    for use in (batch, given):
+        plain, grads = gradients(Policy.from_hf(folder, replay=True), use)
+        again, regrads = gradients(Policy.from_hf(folder, recompute=True, replay=True), use)
+        assert (plain - again).abs().max() < 1e-5
+        assert difference(regrads, grads) < 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_it_trains_and_resumes(folder, tmp_path, dtype):
+    def make():
+        policy = Policy.from_hf(folder, dtype)
+        return policy, Optimizer(policy, OptimizerSettings(learning_rate=1e-3))
+
+    def train(policy, optimizer, steps):
+        losses = []
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = -policy(pack(rows())).logprobs.sum() / 64
+            loss.backward()
+            assert optimizer.step().applied
+            losses.append(loss.item())
+        return losses
+
+    policy, optimizer = make()
+    first = train(policy, optimizer, 10)
+    path = save_checkpoint(tmp_path, policy, optimizer, RunState(10))
+    rest = train(policy, optimizer, 5)
+    other, again = make()
+    load_checkpoint(path, other, again)
+    assert train(other, again, 5) == pytest.approx(rest, rel=0.02)
+    assert rest[-1] < 0.8 * first[0]
