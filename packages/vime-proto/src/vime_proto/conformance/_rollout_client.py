@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import time
 
 import grpc
 import numpy as np
@@ -13,6 +15,7 @@ from vime_proto.conformance._calls import new_id
 from vime_proto.fakes import build
 from vime_proto.rollout.v1 import rollout_pb2 as pb
 from vime_proto.rollout.v1 import rollout_pb2_grpc
+from vime_proto.sample.v1 import sample_pb2
 from vime_proto.tensor import to_numpy
 from vime_proto.validate import validate_generate_response
 from vime_proto.version import show
@@ -93,6 +96,26 @@ class RolloutClient:
         """As many tokens as the engine takes."""
         room = min(self.info.max_model_len - 8, 2000)
         return self.request(max_new_tokens=room, ignore_eos=True, **fields)
+
+    @functools.cached_property
+    def long_seconds(self) -> float:
+        """How long a long request takes when nobody ends it."""
+        began = time.monotonic()
+        self.generate(self.long_request())
+        return time.monotonic() - began
+
+    def ended_early(self, answer: Answer, seconds: float) -> None:
+        """The answer must have been cut short; skips when the request may have been over before anybody asked.
+
+        Args:
+            answer: to a long request.
+            seconds: from its start to the moment before the call that should end it.
+        """
+        if answer.last.finish_reason == sample_pb2.FINISH_REASON_ABORT:
+            return
+        if seconds > self.long_seconds / 3:
+            pytest.skip("the target answers a long request too fast for this test")
+        assert answer.last.finish_reason == sample_pb2.FINISH_REASON_ABORT, "the request ran on to its end"
 
     def start(self, request: pb.GenerateRequest):
         """The open stream."""

@@ -10,7 +10,6 @@ import pytest
 from vime_proto.conformance._calls import INVALID, PRECONDITION, new_id, refused
 from vime_proto.conformance._rollout_client import Answer
 from vime_proto.rollout.v1 import rollout_pb2 as pb
-from vime_proto.sample.v1 import sample_pb2
 
 
 @pytest.mark.parametrize("sources", [1, 2])
@@ -83,15 +82,16 @@ def test_generation_waits_for_the_update_and_sees_the_new_version(engine, any_tr
 
 def test_by_default_requests_in_flight_end_at_the_old_version(engine, any_transport):
     update, before = engine.update(), engine.status().version
-    request = engine.long_request()
+    request, began = engine.long_request(), time.monotonic()
     stream = engine.start(request)
     messages = [next(stream)]
+    seconds = time.monotonic() - began
     begun = engine.begin(update, any_transport)
     answer = Answer(messages + list(stream))
     answer.check(request)
     assert all(message.version == before for message in answer.messages)
-    if answer.last.finish_reason == sample_pb2.FINISH_REASON_ABORT:
-        assert list(begun.aborted) == [request.request_id]
+    engine.ended_early(answer, seconds)
+    assert list(begun.aborted) == [request.request_id]
 
 
 def test_kept_requests_state_the_version_of_each_token(engine, any_transport):

@@ -28,15 +28,14 @@ def _begun(engine, tokens: int = 3, **fields):
 
 
 def test_an_aborted_request_answers_with_what_it_has(engine):
+    began = time.monotonic()
     request, stream, messages = _begun(engine)
-    before = len(Answer(messages).tokens)
+    before, seconds = len(Answer(messages).tokens), time.monotonic() - began
     aborted = _abort(engine, request.request_id)
     answer = Answer(messages + list(stream))
     answer.check(request)
-    if answer.last.finish_reason == sample_pb2.FINISH_REASON_LENGTH:
-        pytest.skip("the target answered before the abort came")
+    engine.ended_early(answer, seconds)
     assert aborted == [request.request_id]
-    assert answer.last.finish_reason == sample_pb2.FINISH_REASON_ABORT
     assert len(answer.tokens) >= before, "nothing that was streamed is taken back"
     assert answer.last.HasField("version"), "also the last message states its version"
 
@@ -54,12 +53,14 @@ def test_aborting_nothing_is_no_error(engine):
 
 
 def test_aborting_all_ends_all(engine):
+    began = time.monotonic()
     begun = [_begun(engine, 1) for _ in range(3)]
+    seconds = time.monotonic() - began
     _abort(engine)
     for request, stream, messages in begun:
         answer = Answer(messages + list(stream))
         answer.check(request)
-        assert answer.last.finish_reason in (sample_pb2.FINISH_REASON_ABORT, sample_pb2.FINISH_REASON_LENGTH)
+        engine.ended_early(answer, seconds)
 
 
 def test_aborting_one_leaves_the_others(engine):
@@ -83,13 +84,16 @@ def test_a_cancelled_call_leaves_nothing_running(engine, target):
     if "vime.rollout.v1.EngineControlService" not in engine.services:
         pytest.skip("the target is no engine: it does not state how many requests run")
     control = rollout_pb2_grpc.EngineControlServiceStub(target.channel)
-    _, stream, _ = _begun(engine)
+    if engine.long_seconds < 0.3:
+        pytest.skip("the target answers a long request too fast for this test")
+    _, stream, _ = _begun(engine, 1)
     stream.cancel()
-    end = time.monotonic() + 10
+    # Before the request would have ended by itself.
+    end = time.monotonic() + engine.long_seconds / 2
     while True:
         status = control.GetStatus(pb.GetStatusRequest(), timeout=engine.timeout).status
         assert status.HasField("running")
         if status.running == 0 and status.waiting == 0:
             return
-        assert time.monotonic() < end, f"{status.running} requests still run 10 s after their callers left"
+        assert time.monotonic() < end, f"{status.running} requests still run after their callers left"
         time.sleep(0.05)

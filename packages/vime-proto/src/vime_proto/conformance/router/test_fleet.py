@@ -87,14 +87,14 @@ def test_an_unknown_engine_is_named(router, method):
 
 
 def test_a_removed_engine_fails_its_requests_with_unavailable(router):
-    engine_id = router.add(step_seconds=0.05)
+    engine_id = router.add(step_seconds=0.1)
     stream = router.start(router.request(tokens=200))
     next(stream)
     router.deregister(engine_id)
     with refused(UNAVAILABLE):
         list(stream)
     assert not router.list().engines
-    router.wait(lambda: router.host.running(engine_id) == 0)
+    router.wait(lambda: router.host.running(engine_id) == 0, seconds=8)
 
 
 def test_a_draining_engine_finishes_and_takes_nothing_new(router):

@@ -133,12 +133,12 @@ def test_aborting_everything_survives_dead_engines(router):
 
 
 def test_a_cancelled_call_is_cancelled_at_the_engine(router):
-    engine_id = router.add(step_seconds=0.02)
+    engine_id = router.add(step_seconds=0.1)
     stream = router.start(router.request(tokens=200))
     next(stream)
     stream.cancel()
-    router.wait(lambda: router.host.running(engine_id) == 0)
-    router.wait(lambda: router.entry(engine_id).outstanding_requests == 0)
+    router.wait(lambda: router.host.running(engine_id) == 0, seconds=8)
+    router.wait(lambda: router.entry(engine_id).outstanding_requests == 0, seconds=8)
 
 
 def test_a_repeated_id_gets_the_answer_of_the_same_engine(router):
