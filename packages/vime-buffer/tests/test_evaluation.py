@@ -153,6 +153,22 @@ async def test_an_evaluation_at_the_end_of_the_data_is_answered(evaluated):
         assert len((await asyncio.wait_for(waiting, 5)).leases) == 5
 
 
+async def test_workers_stay_until_the_run_is_closed_however_long_the_last_checkpoint_takes(evaluated):
+    async with evaluated as client:
+        await client.open(batch_groups=1, group_size=1, epochs=1)
+        await client.put("a")
+        await client.step(1)
+        for _ in range(4):
+            assert (await client.lease(wait=0.1)).outcome == pb.LEASE_OUTCOME_EMPTY, "an evaluation may still come"
+        started = await _start(client, max_prompts=1)
+        await client.commit((await client.lease(wait=0.1)).leases[0], temperature=0.0)
+        assert (await _result(client, started)).done
+        assert (await client.lease(wait=0.1)).outcome == pb.LEASE_OUTCOME_EMPTY
+        waiting = asyncio.create_task(client.lease(wait=20))
+        await client.close_run()
+        assert (await asyncio.wait_for(waiting, 5)).outcome == pb.LEASE_OUTCOME_END_OF_DATA
+
+
 async def test_several_versions_in_one_evaluation_are_told(evaluated):
     async with evaluated as client:
         await client.open()

@@ -68,6 +68,7 @@ class BufferServer:
         self.core.stop_waiting()
         if self._running is not None:
             await self._running.stop(grace)
+        await self.core.settle()
         if self._house is not None:
             await asyncio.gather(self._house, return_exceptions=True)
         if self.metrics is not None:

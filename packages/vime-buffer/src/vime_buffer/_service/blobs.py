@@ -41,7 +41,7 @@ class BlobCalls:
         if checksum is None:
             raise ContractError("checksum", f"must be in the last message (request {first.request_id!r})")
         await self.core.work(verify, data, checksum, f"blob of request {first.request_id!r}")
-        return await asyncio.shield(asyncio.ensure_future(self._store(first, bytes(data))))
+        return await asyncio.shield(self.core.finish(self._store(first, bytes(data))))
 
     async def _store(self, first: pb.PutBlobRequest, data: bytes) -> pb.PutBlobResponse:
         digest = (await self.core.work(lambda: hashlib.blake2b(data, digest_size=16))).digest()

@@ -27,7 +27,9 @@ class Changes:
         future = asyncio.get_running_loop().create_future()
         self._waiting.add(future)
         try:
-            await asyncio.wait_for(future, timeout)
+            # Not wait_for: on Python 3.11 it loses a cancellation that comes together with the result.
+            async with asyncio.timeout(timeout):
+                await future
         except TimeoutError:
             return
         finally:

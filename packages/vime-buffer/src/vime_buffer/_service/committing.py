@@ -39,7 +39,7 @@ class CommitCalls:
         validate_commit_group(request)
         requests.check_request_id(request.request_id)
         # Goes on when the caller is gone: half a commit would leave files that nobody names.
-        return await asyncio.shield(asyncio.ensure_future(self._commit(request)))
+        return await asyncio.shield(self.core.finish(self._commit(request)))
 
     async def _commit(self, request: pb.CommitGroupRequest) -> pb.CommitGroupResponse:
         prepared = await self.core.work(self._prepare, request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -60,6 +60,7 @@ class Core:
         self.reading: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         # Wakes the housekeeper when something earlier than it knows of is due.
         self.due = asyncio.Event()
+        self._unfinished: set[asyncio.Task] = set()
 
     def attach(self) -> None:
         """Ties the writer's changes to the running event loop."""
@@ -75,6 +76,18 @@ class Core:
     async def work(self, function, *arguments):
         """Runs a function in a worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self.workers, function, *arguments)
+
+    def finish(self, work: Coroutine) -> asyncio.Task:
+        """Starts work that goes on when its caller is gone, and that ``settle`` waits for. Shield the task to await it."""
+        task = asyncio.ensure_future(work)
+        self._unfinished.add(task)
+        task.add_done_callback(self._unfinished.discard)
+        return task
+
+    async def settle(self) -> None:
+        """Waits for all that ``finish`` started."""
+        while self._unfinished:
+            await asyncio.wait(set(self._unfinished))
 
     async def once(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 import sqlalchemy as sa
@@ -36,10 +37,10 @@ async def keep_house(core: Core) -> None:
             await core.database.run(lambda tx: _forget(tx, core))
         due = await core.database.run(_settle)
         sleep = core.ttl if due is None else min(core.ttl, due - core.clock())
-        try:
-            await asyncio.wait_for(core.due.wait(), max(_SHORTEST_SLEEP, min(sleep, _FORGET_EVERY_SECONDS)))
-        except TimeoutError:
-            continue
+        # Not wait_for: on Python 3.11 it loses a cancellation that comes together with the event.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(_SHORTEST_SLEEP, min(sleep, _FORGET_EVERY_SECONDS))):
+                await core.due.wait()
 
 
 def _settle(tx: Transaction) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import grpc
 
 from vime_buffer._service.core import Core
+from vime_buffer._service.grants import Grants
 from vime_buffer._store import counters, evaluations, granting, leases, prompts, requests, runs
 from vime_buffer._store.database import Transaction
 from vime_buffer._store.granting import Grant
@@ -30,6 +31,7 @@ class LendingCalls:
     """Calls of rollout workers about prompts."""
 
     core: Core
+    grants: Grants
 
     async def PutPrompts(self, request: pb.PutPromptsRequest, context) -> pb.PutPromptsResponse:
         validate_put_prompts(request)
@@ -53,20 +55,12 @@ class LendingCalls:
     async def LeasePrompts(self, request: pb.LeasePromptsRequest, context) -> pb.LeasePromptsResponse:
         validate_lease_prompts(request)
         digest = requests.fingerprint(request)
-        # The last evaluation may start after the last batch: data that ended while this call waited says nothing yet.
-        ended_at_first: bool | None = None
+        # An evaluation may follow the last batch, after a checkpoint of any length: who waits is not sent away before CloseRun.
+        may_end = not (self.core.evaluation_sets and request.wait_seconds)
 
-        async def attempt(last: bool) -> pb.LeasePromptsResponse:
-            nonlocal ended_at_first
+        async def look(last: bool) -> pb.LeasePromptsResponse:
             response = await once()
-            if response.outcome != pb.LEASE_OUTCOME_EMPTY:
-                return response
-            ended = False
-            if ended_at_first is None:
-                ended = ended_at_first = await self._ended(request.run_id)
-            elif last and ended_at_first:
-                ended = await self._ended(request.run_id)
-            if last and ended:
+            if last and may_end and response.outcome == pb.LEASE_OUTCOME_EMPTY and await self._ended(request.run_id):
                 response.outcome = pb.LEASE_OUTCOME_END_OF_DATA
             return response
 
@@ -87,9 +81,7 @@ class LendingCalls:
                 if not await self._refill(request.run_id, shortage[0], seen):
                     return response
 
-        return await self.core.poll(
-            request.wait_seconds, attempt, lambda response: response.outcome == pb.LEASE_OUTCOME_EMPTY
-        )
+        return await self.grants.poll(request, look)
 
     async def _ended(self, run_id: str) -> bool:
         """Whether every prompt there is was trained on, filtered or dropped, and no evaluation is open."""

@@ -6,6 +6,7 @@ from vime_buffer._service.blobs import BlobCalls
 from vime_buffer._service.committing import CommitCalls
 from vime_buffer._service.core import Core
 from vime_buffer._service.evaluating import EvaluationCalls
+from vime_buffer._service.grants import Grants
 from vime_buffer._service.lending import LendingCalls
 from vime_buffer._service.running import RunCalls
 from vime_buffer._service.training import TrainingCalls
@@ -23,3 +24,4 @@ class BufferServicer(
 
     def __init__(self, core: Core):
         self.core = core
+        self.grants = Grants(core)

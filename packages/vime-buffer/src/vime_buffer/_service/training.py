@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vime_buffer._fetching import Fetcher
 from vime_buffer._service.core import Core
+from vime_buffer._service.grants import Grants
 from vime_buffer._store import batches, granting, leases, requests, runs
 from vime_buffer._store.database import Transaction
 from vime_buffer._store.runs import Run
@@ -19,12 +20,13 @@ class TrainingCalls:
     """Calls of the trainer about batches."""
 
     core: Core
+    grants: Grants
 
     async def LeaseBatch(self, request: pb.LeaseBatchRequest, context) -> pb.LeaseBatchResponse:
         validate_lease_batch(request)
         digest = requests.fingerprint(request)
 
-        async def attempt(last: bool) -> pb.LeaseBatchResponse:
+        async def look(last: bool) -> pb.LeaseBatchResponse:
             return await self.core.once(
                 request,
                 request.run_id,
@@ -34,9 +36,7 @@ class TrainingCalls:
                 lambda response: response.outcome == pb.LEASE_OUTCOME_GRANTED,
             )
 
-        return await self.core.poll(
-            request.wait_seconds, attempt, lambda response: response.outcome == pb.LEASE_OUTCOME_EMPTY
-        )
+        return await self.grants.poll(request, look)
 
     def _lease_batch(self, tx: Transaction, request: pb.LeaseBatchRequest, last: bool) -> pb.LeaseBatchResponse:
         run = runs.get(tx, request.run_id)

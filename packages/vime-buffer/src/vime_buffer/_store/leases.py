@@ -136,8 +136,19 @@ def lapse(tx: Transaction, run_id: str) -> None:
 
 def end_all(tx: Transaction, run_id: str, why: str) -> None:
     """Ends every lease of a run."""
-    statement = sa.select(leases.c.lease_id, leases.c.kind, leases.c.target, leases.c.purpose)
-    give_back(tx, run_id, tx.execute(statement.where(leases.c.run_id == run_id, leases.c.ended == "")).all(), why)
+    give_back(tx, run_id, tx.execute(_open_ones(run_id)).all(), why)
+
+
+def take_back(tx: Transaction, run_id: str, lease_ids: Sequence[str], why: str) -> None:
+    """Ends those of these leases that are open, as if they had never been granted."""
+    for part in chunks(lease_ids):
+        give_back(tx, run_id, tx.execute(_open_ones(run_id).where(leases.c.lease_id.in_(part))).all(), why)
+
+
+def _open_ones(run_id: str) -> sa.Select:
+    return sa.select(leases.c.lease_id, leases.c.kind, leases.c.target, leases.c.purpose).where(
+        leases.c.run_id == run_id, leases.c.ended == ""
+    )
 
 
 def enter(tx: Transaction, run_id: str, kind: LeaseKind, holder: str, incarnation: str) -> None:
@@ -165,9 +176,7 @@ def enter(tx: Transaction, run_id: str, kind: LeaseKind, holder: str, incarnatio
             .where(holders.c.run_id == run_id, holders.c.kind == int(kind), holders.c.holder == holder)
             .values(retired=True)
         )
-        statement = sa.select(leases.c.lease_id, leases.c.kind, leases.c.target, leases.c.purpose).where(
-            leases.c.run_id == run_id, leases.c.ended == "", leases.c.kind == int(kind), leases.c.holder == holder
-        )
+        statement = _open_ones(run_id).where(leases.c.kind == int(kind), leases.c.holder == holder)
         give_back(tx, run_id, tx.execute(statement).all(), "replaced by a newer incarnation of its holder")
     tx.execute(
         holders.insert(),

@@ -68,6 +68,14 @@ def remember(tx: Transaction, run_id: str, method: str, request_id: str, digest:
     )
 
 
+def take_out(tx: Transaction, run_id: str, method: str, request_id: str) -> bytes | None:
+    """Forgets the answer to one request, and answers it serialised; None when there is none."""
+    kept = tx.execute(_FIND, {"run": run_id, "name": method, "request": request_id}).first()
+    mine = (requests.c.run_id == run_id, requests.c.method == method, requests.c.request_id == request_id)
+    tx.execute(requests.delete().where(*mine))
+    return None if kept is None else kept.response
+
+
 def forget(tx: Transaction, before: float) -> None:
     """Drops answers given before ``before``."""
     tx.execute(requests.delete().where(requests.c.created_at < before))
