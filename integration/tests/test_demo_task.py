@@ -56,6 +56,7 @@ GOOD = Figures(
     sft_accuracy=0.3,
     final_accuracy=0.95,
     logprob_abs_diff_max=2e-7,
+    logprob_abs_diff_with_replay=2e-7,
     logprob_abs_diff_without_replay=3e-5,
     logprob_abs_diff_shifted_routes=0.05,
     rows_replayed=1000,
@@ -85,6 +86,7 @@ def test_figures_come_from_the_metrics():
     for step in (1, 2):
         metrics.add(step, 0.0, {
             "train_rollout_logprob_abs_diff/mean": step * 1e-7,
+            "logprob_abs_diff_with_replay": 2e-7,
             "logprob_abs_diff_without_replay": 3e-5,
             "logprob_abs_diff_shifted_routes": 0.05,
             "r3/rows_replayed": 500.0,

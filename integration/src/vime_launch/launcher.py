@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ _SAMPLE_SECONDS = 0.5
 # Beyond a stage's own grace, what is left of a run is killed after so long.
 _REAP_SECONDS = 2.0
 INTERRUPTED = 130
+BAD_INPUT = 2
 
 
 def open_folder(recipe: Recipe, resume: str | None) -> RunFolder:
@@ -69,6 +69,8 @@ def launch(recipe: Recipe, resume: str | None = None, console: Console | None = 
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RecipeError(f"{folder.path} is in use by another launcher") from None
+        # As resolved: the defaults too, and every override. From here on the folder holds a run.
+        (folder / "recipe.toml").write_text(toml.dumps(recipe.model_dump(mode="json", exclude_none=True)))
         metrics = Metrics(folder / "metrics.jsonl")
         watched = Watched(recipe.stop_seconds + _REAP_SECONDS)
         started = time.monotonic()
@@ -76,13 +78,7 @@ def launch(recipe: Recipe, resume: str | None = None, console: Console | None = 
         outcome = Outcome(INTERRUPTED, "interrupted")
         with View(console, f"{recipe.name} ({recipe.mode})") as view:
             try:
-                # A wrong key of the last stage should not wait for all others to start.
-                with ThreadPoolExecutor(1) as pool:
-                    checked = pool.submit(dry_run, recipe, dict(os.environ), known_only=True)
-                    hosts = Hosts(recipe.ray)
-                    checked.result()
-                # As resolved: the defaults too, and every override. From here on the folder holds a run.
-                (folder / "recipe.toml").write_text(toml.dumps(recipe.model_dump(mode="json", exclude_none=True)))
+                hosts = Hosts(recipe.ray)
                 outcome = asyncio.run(_run(recipe, folder, hosts, view, metrics, watched))
             except KeyboardInterrupt:
                 view.say("interrupted")
@@ -91,6 +87,9 @@ def launch(recipe: Recipe, resume: str | None = None, console: Console | None = 
                     hosts.shutdown()
                 watched.close()
             view.say(outcome.reason)
+        if outcome.code == BAD_INPUT and resume is None:
+            # Nothing was trained: the same name may be tried again.
+            (folder / "recipe.toml").unlink()
         _close(recipe, folder, metrics, outcome, time.monotonic() - started, watched.peak_gib)
     return outcome.code
 
@@ -106,6 +105,13 @@ async def _run(
         await stop.wait()
         supervisor.end(INTERRUPTED, "interrupted: everything that was started here is ended")
 
+    async def check() -> None:
+        # A wrong key of the last stage does not wait until all others have started.
+        try:
+            await asyncio.to_thread(dry_run, recipe, dict(os.environ), known_only=True)
+        except RecipeError as error:
+            supervisor.end(BAD_INPUT, str(error))
+
     async def work() -> None:
         await supervisor.up()
         at = {process.kind: process.address for process in plan}
@@ -120,6 +126,7 @@ async def _run(
 
     supervisor.spawn(interrupted(), "signals")
     supervisor.spawn(_sample(watched), "memory")
+    supervisor.spawn(check(), "configuration")
     supervisor.spawn(work(), "start")
     outcome = await supervisor.ended
     watched.sample()

@@ -21,6 +21,7 @@ TOKENS_PER_SECOND = "tokens_per_second"
 SECONDS = "seconds/"
 # A step's own time, which the other entries under SECONDS are parts of.
 STEP_SECONDS = "seconds/step"
+WITH_REPLAY = "logprob_abs_diff_with_replay"
 WITHOUT_REPLAY = "logprob_abs_diff_without_replay"
 SHIFTED_ROUTES = "logprob_abs_diff_shifted_routes"
 ROWS_REPLAYED = "r3/rows_replayed"

@@ -11,6 +11,7 @@ from vime_launch.metrics import (
     ROWS_REPLAYED,
     SHIFTED_ROUTES,
     STALENESS_MAX,
+    WITH_REPLAY,
     WITHOUT_REPLAY,
     Metrics,
 )
@@ -29,8 +30,9 @@ class Figures:
         sft_accuracy, final_accuracy: share of held-out sums answered right, greedily, by the engine: before the first
             step of reinforcement learning and after the last.
         logprob_abs_diff_max: the largest per-step mean of ``|trainer - engine|`` per token, in nats.
-        logprob_abs_diff_without_replay, logprob_abs_diff_shifted_routes: the same with the trainer's own routes, and
-            with every route one row too late; means over the steps that measured it.
+        logprob_abs_diff_with_replay, logprob_abs_diff_without_replay, logprob_abs_diff_shifted_routes: the same on one
+            micro-batch, with the engine's routes, with the trainer's own, and with every route one row too late; means
+            over the steps that measured all three.
         rows_replayed, rows_flipped: tokens whose routes were replayed, and those of them that the trainer alone would
             have routed otherwise.
         staleness_max: batches that a sample lagged behind the weights that it trained, at most.
@@ -40,6 +42,7 @@ class Figures:
     sft_accuracy: float | None
     final_accuracy: float | None
     logprob_abs_diff_max: float | None
+    logprob_abs_diff_with_replay: float | None
     logprob_abs_diff_without_replay: float | None
     logprob_abs_diff_shifted_routes: float | None
     rows_replayed: int | None
@@ -71,6 +74,7 @@ def figures_of(metrics: Metrics) -> Figures:
         sft_accuracy=accuracy[0] if evaluated and evaluated[0] == 0 else None,
         final_accuracy=accuracy[-1] if evaluated and trained and evaluated[-1] == trained[-1] else None,
         logprob_abs_diff_max=largest(LOGPROB_DIFF),
+        logprob_abs_diff_with_replay=mean(WITH_REPLAY),
         logprob_abs_diff_without_replay=mean(WITHOUT_REPLAY),
         logprob_abs_diff_shifted_routes=mean(SHIFTED_ROUTES),
         rows_replayed=total(ROWS_REPLAYED),
