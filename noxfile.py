@@ -54,7 +54,8 @@ def _pytest(session: nox.Session, name: str, *more: str) -> bool:
     env = {"PYTHONDONTWRITEBYTECODE": "", "HF_HUB_OFFLINE": "1"}
     if name == "proto-floor":
         env["PYTHONPATH"] = str(ROOT / folder / "src")
-    if name == "launch":
+    if name in ("launch", "engine"):
+        # The engine's tests hold its numbers to the trainer's, which lives in another environment.
         env |= _stage_environment()
     JUNIT.mkdir(parents=True, exist_ok=True)
     session.log(f"{name}: pytest in {folder} with .venvs/{environment}")
@@ -183,6 +184,21 @@ def bench(session: nox.Session) -> None:
                 continue
             session.log(f"{distribution}: {script.name}")
             session.run(str(venvs.ensure(environment[distribution])), str(script), env=env, external=True)
+
+
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """On a GPU host: GPU tests, then the demo, all stages in the present environment.
+
+    It must hold our distributions (installed, since vLLM finds its plug-in by entry point) and what they need.
+    """
+    python = sys.executable
+    env = {f"VIME_PYTHON_{stage.upper()}": python for stage in STAGES}
+    session.run(python, "-m", "pytest", "-q", "-m", "gpu", "packages/vime-trainer/tests", external=True)
+    share = "engine.config.vllm.gpu_memory_utilization=0.3"
+    session.run(
+        python, "-m", "vime_launch", "demo", "--name", "gpu", "--set", share, *session.posargs, env=env, external=True
+    )  # fmt: skip
 
 
 @nox.session
