@@ -194,7 +194,7 @@ def gpu(session: nox.Session) -> None:
     """
     python = sys.executable
     env = {f"VIME_PYTHON_{stage.upper()}": python for stage in STAGES}
-    session.run(python, "-m", "pytest", "-q", "-m", "gpu", "packages/vime-trainer/tests", external=True)
+    session.run(python, "-m", "pytest", "-q", "packages/vime-trainer/tests/test_gpu.py", external=True)
     share = "engine.config.vllm.gpu_memory_utilization=0.3"
     session.run(
         python, "-m", "vime_launch", "demo", "--name", "gpu", "--set", share, *session.posargs, env=env, external=True
