@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
-from vime_launch.placement import Bundle, merge_environment, order_bundles, share, sort_gpu_ids, visible_devices
+from vime_launch.placement import Bundle, merge_environment, order_bundles, sort_gpu_ids, visible_devices
 
 
 def test_device_ids_are_ordered_as_numbers():
@@ -28,13 +26,6 @@ def test_shuffled_bundles_come_host_by_host_in_device_order():
 def test_neighbours_share_a_host_whatever_the_bundles_say():
     order = [one.host for one in order_bundles([Bundle(i, host) for i, host in enumerate("abcabcabc")])]
     assert order == list("aaabbbccc")
-
-
-def test_a_limit_is_shared_out_whole():
-    assert share(100, 8) == [13, 13, 13, 13, 12, 12, 12, 12]
-    assert sum(share(3, 8)) == 3
-    with pytest.raises(ValueError, match="over 0"):
-        share(1, 0)
 
 
 def test_environment():

@@ -43,17 +43,6 @@ def order_bundles(bundles: Sequence[Bundle]) -> list[Bundle]:
     return sorted(bundles, key=place)
 
 
-def share(total: int, parts: int) -> list[int]:
-    """``total`` in ``parts`` shares that differ by at most one; their sum is ``total``.
-
-    Raises:
-        ValueError: fewer than one part, or a negative total.
-    """
-    if parts < 1 or total < 0:
-        raise ValueError(f"cannot share {total} over {parts}")
-    return [total // parts + (part < total % parts) for part in range(parts)]
-
-
 def merge_environment(base: Mapping[str, str], own: Mapping[str, str], gpus: Sequence[str]) -> dict[str, str]:
     """The environment of a stage: the host's, then the devices granted to it, then the recipe's own entries."""
     devices = {"CUDA_VISIBLE_DEVICES": visible_devices(gpus)} if gpus else {}
