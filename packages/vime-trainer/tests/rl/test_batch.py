@@ -110,7 +110,9 @@ def test_empty_responses_have_no_trainable_tokens():
 def test_a_logprob_that_is_not_finite_refuses_the_sample_by_name(bad):
     groups = two_rollouts(sample("a", prompt(), answer([3, 4])))
     spoilt = {**samples_of(groups), "a": sample("a", prompt(), answer([3, 4], [-1.0, bad]))}
-    with pytest.raises(RefusedSamplesError, match="sample 'a': .*position 1 of 2") as refusal:
+    with pytest.raises(
+        RefusedSamplesError, match="sample 'a': .*position 1 of 2.*requests: request-0 of engine-0"
+    ) as refusal:
         read_columns(index_of(groups), spoilt)
     assert list(refusal.value.refused) == ["a"]
 

@@ -288,18 +288,33 @@ def test_weights_that_no_engine_takes_are_neither_acked_nor_published(tmp_path):
         assert reason == "finished" and len(backend.trained) == 3
 
 
+@pytest.mark.parametrize(("contract", "refused"), [(("1.0", "1.10"), False), (("2.0", "2.1"), True)])
+async def test_a_stage_that_speaks_another_contract_is_refused(contract, refused):
+    from vime_proto.server import ServerInfo, ServerOptions, start_server
+    from vime_trainer.rl._peers import check_peer
+
+    server = await start_server(
+        [], ServerInfo("their-buffer", "buffer", "3", "run", contract=contract), ServerOptions()
+    )
+    try:
+        if refused:
+            with pytest.raises(
+                ContractError, match=r"buffer: their-buffer 3 at .* speaks contract 2\.0 to 2\.1, .*none in"
+            ):
+                await check_peer("buffer", server.address, "run", 0)
+        else:
+            await check_peer("buffer", server.address, "run", 0)
+            with pytest.raises(ContractError, match="serves run 'run', not 'other'"):
+                await check_peer("router", server.address, "other", 0)
+    finally:
+        await server.stop(0)
+
+
 def test_an_unreachable_buffer_is_a_clear_error(tmp_path):
     with Stages() as stages:
-        settings = settings_for(stages, tmp_path, buffer="127.0.0.1:1", buffer_retry_seconds=0.2)
-        settings = settings.model_copy(update={"buffer_retry_seconds": 0.0})
-        import vime_trainer.rl._buffer as client
-
-        client._TIMEOUT, before = 0.5, client._TIMEOUT
-        try:
-            with pytest.raises(grpc.RpcError) as error:
-                run(settings)
-        finally:
-            client._TIMEOUT = before
+        settings = settings_for(stages, tmp_path, buffer="127.0.0.1:1")
+        with pytest.raises(grpc.RpcError) as error:
+            run(settings.model_copy(update={"buffer_retry_seconds": -9.8}))
         assert describe(error.value).startswith("UNAVAILABLE")
 
 

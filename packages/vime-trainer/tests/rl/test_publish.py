@@ -171,9 +171,12 @@ class Faulty(FakeEngine):
         super().__init__(engine_id)
         self.faults = {name: list(what) for name, what in faults.items()}
         self.calls = []
+        self.second_load = asyncio.Event()
 
     async def _maybe(self, name):
         self.calls.append(name)
+        if self.calls.count("load") == 2:
+            self.second_load.set()
         left = self.faults.get(name)
         what = left.pop(0) if left else None
         if isinstance(what, grpc.StatusCode):
@@ -385,6 +388,33 @@ async def test_an_engine_that_claims_the_version_is_updated_all_the_same(tmp_pat
     async with fleet_of(engine, tmp_path=tmp_path) as publisher:
         await send(publisher, 0, seed=5)
         holds(engine, 0, 5)
+
+
+async def test_an_update_that_a_killed_trainer_left_open_is_ended(tmp_path):
+    engine = Faulty(load=[None, 60.0])
+    async with fleet_of(engine, tmp_path=tmp_path) as publisher:
+        manifest, _ = publisher.spool(policy_version("run", 0, 1), weights(1))
+        killed = asyncio.create_task(publisher.publish(manifest))
+        await engine.second_load.wait()
+        # The next process begins while that update is still open.
+        assert engine.machine.state == RECEIVING
+        async with fleet_of(engine, tmp_path=tmp_path / "next", retry_seconds=3) as following:
+            assert (await send(following, 1, seed=6)).engines == ["engine-0"]
+            holds(engine, 1, 6)
+        killed.cancel()
+        await asyncio.wait([killed])
+        assert engine.machine.state == SERVING
+
+
+async def test_an_update_that_is_given_up_lets_go_of_its_engines(tmp_path):
+    engine = Faulty(load=[None, 60.0])
+    async with fleet_of(engine, tmp_path=tmp_path) as publisher:
+        manifest, _ = publisher.spool(policy_version("run", 0, 1), weights(1))
+        work = asyncio.create_task(publisher.publish(manifest))
+        await engine.second_load.wait()
+        work.cancel()
+        await publisher.close()
+        assert engine.machine.state == STALE and engine.machine.update_id == ""
 
 
 # Engines that come late --------------------------------------------------------------------------------------------

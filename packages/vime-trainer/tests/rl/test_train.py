@@ -228,6 +228,22 @@ def test_the_alarm_can_stop_before_the_step():
     assert "above" in result.alarm
 
 
+def test_the_alarm_sees_a_single_bad_sequence():
+    policy = TinyPolicy()
+    groups = some_groups(policy=policy, count=12)
+    spoilt = some_groups(policy=policy, count=12)
+    generation = spoilt[5].rollouts[2].samples[0].segments[1].generation
+    moved = np.frombuffer(generation.logprobs.data, "<f4") - np.float32(3.0)
+    generation.logprobs.data = moved.tobytes()
+    trainer = BatchTrainer(TinyBackend(), run_settings(alarm={"floor": 0.25}))
+    alarms = []
+    for one in (groups, groups, spoilt, groups):
+        index = index_of(one)
+        alarms.append(trainer.train(index, read_columns(index, samples_of(one)), 4).alarm)
+    assert [alarm is not None for alarm in alarms] == [False, False, True, False]
+    assert "worst sequence's mean is 3" in alarms[2] and "the mean is" not in alarms[2]
+
+
 def test_a_custom_algorithm_needs_only_the_public_contract():
     figures, _ = train(some_groups(), algorithm={"name": "plugin:REINFORCE", "options": {"scale": 2.0}})
     twice, _ = train(some_groups(), algorithm={"name": "plugin:REINFORCE", "options": {"scale": 4.0}})

@@ -77,7 +77,7 @@ def read_columns(index: BatchIndex, samples: Mapping[str, sample_pb2.Sample], vo
             validate_sample(sample, vocab_size=vocab_size)
             _check_counts(sample, tokens, trainable)
         except ContractError as error:
-            refused[name] = str(error)
+            refused[name] = f"{error}{_requests(sample)}"
         else:
             kept.append(sample)
     if refused:
@@ -98,6 +98,13 @@ def read_columns(index: BatchIndex, samples: Mapping[str, sample_pb2.Sample], vo
         for segment in sample.segments:
             at = _write(segment, columns, at, checked, sample.sample_id)
     return columns
+
+
+def _requests(sample: sample_pb2.Sample | None) -> str:
+    """Which engine requests a sample came from, for the search in their logs."""
+    segments = [] if sample is None else [one.generation for one in sample.segments if one.HasField("generation")]
+    named = [f"{one.request_id} of {one.engine_id}" for one in segments if one.request_id]
+    return f" (requests: {', '.join(named)})" if named else ""
 
 
 def _check_counts(sample: sample_pb2.Sample, tokens: int, trainable: int) -> None:

@@ -1,4 +1,4 @@
-"""The last figures, for a Prometheus server to scrape; needs prometheus_client."""
+"""The last figures, for a Prometheus server to scrape; needs the extra vime-trainer[prometheus]."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PrometheusWriter:
         try:
             self._client = importlib.import_module("prometheus_client")
         except ImportError as error:
-            raise ImportError("metrics_port needs prometheus_client: pip install prometheus-client") from error
+            raise ImportError("metrics_port needs the extra: pip install 'vime-trainer[prometheus]'") from error
         self._registry = self._client.CollectorRegistry()
         self._gauges: dict[str, object] = {}
         try:

@@ -58,6 +58,7 @@ class EngineUpdate:
             grpc.RpcError: the engine refused, or could not be reached.
         """
         settings, update_id = self._settings, self._manifest.update_id
+        await self._end_left_behind()
         init = pb.InitTransportRequest(request_id=f"{self._transport.transport_id}/init", config=self._transport)
         await self._call(self._stub.InitTransport, init)
         begin = pb.BeginUpdateRequest(
@@ -84,6 +85,17 @@ class EngineUpdate:
                         chunks=[chunk.index],
                     )
                     await self._call(self._stub.LoadChunks, load)
+
+    async def _end_left_behind(self) -> None:
+        """A trainer that was killed in an update left it open; nobody else sends weights of its run."""
+        status = (await self._call(self._stub.GetStatus, pb.GetStatusRequest(), timeout=_CLEANING_TIMEOUT)).status
+        if status.update_id.startswith(f"{self._manifest.version.run_id}-"):
+            abort = pb.AbortUpdateRequest(
+                request_id=f"{self._prefix}/left-behind",
+                update_id=status.update_id,
+                reason=f"left behind; update {self._manifest.update_id} begins",
+            )
+            await self._call(self._stub.AbortUpdate, abort, _CLEANING, _CLEANING_TIMEOUT)
 
     async def commit(self) -> None:
         """Makes the new version live.

@@ -31,6 +31,8 @@ from ._store import ChunkStore, DirectoryStore, MemoryStore
 
 log = logging.getLogger(__name__)
 
+_LET_GO_SECONDS = 2.0
+
 
 class PublishError(RuntimeError):
     """Fewer engines than needed have the new weights. The version must not be published."""
@@ -84,6 +86,7 @@ class Publisher:
         self.store: ChunkStore = _make_store(run_id, settings)
         self.latest: pb.WeightManifest | None = None
         self._changed = asyncio.Condition()
+        self._running: set[asyncio.Task] = set()
         self._transport = self._make_transport()
 
     def spool(
@@ -110,6 +113,8 @@ class Publisher:
         report = PublishReport(manifest.version, spool_seconds=spool_seconds)
         report.bytes, report.chunks = source.total_bytes, len(source.chunks)
         start = time.monotonic()
+        task = asyncio.current_task()
+        self._running.add(task)
         try:
             for attempt in range(1, self._settings.attempts + 1):
                 entries = await self._fleet.at_least(self._settings.min_engines, self._settings.engines_timeout_seconds)
@@ -125,6 +130,7 @@ class Publisher:
             report.seconds = time.monotonic() - start
             await self._announce(manifest)
         finally:
+            self._running.discard(task)
             self._collect()
         return report
 
@@ -153,7 +159,9 @@ class Publisher:
         self._collect()
 
     async def close(self) -> None:
-        """Closes channels and frees all bytes."""
+        """Closes channels and frees all bytes, once updates that were given up have let go of their engines."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=_LET_GO_SECONDS)
         for channel in self._channels.values():
             await channel.close()
         self._channels.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +10,7 @@ import grpc
 
 from vime_proto.buffer.v1 import buffer_pb2 as pb
 from vime_proto.buffer.v1 import buffer_pb2_grpc
-from vime_proto.channel import call, open_channel
+from vime_proto.channel import call
 from vime_proto.common.v1 import common_pb2 as common
 from vime_proto.errors import describe
 from vime_proto.sample.v1 import sample_pb2
@@ -37,21 +36,17 @@ class BufferClient:
     Args:
         settings: of the run.
         io: where calls are made.
+        channel: to the buffer, made there.
         incarnation: changes with every start; part of every request id.
     """
 
-    def __init__(self, settings: RlSettings, io: IoThread, incarnation: str):
+    def __init__(self, settings: RlSettings, io: IoThread, channel: grpc.aio.Channel, incarnation: str):
         self._settings = settings
         self._io = io
         self._incarnation = incarnation
         self._count = 0
         self._renewal = None
-        self._channel = io.run(self._open(settings.buffer))
-        self._stub = buffer_pb2_grpc.BufferServiceStub(self._channel)
-
-    @staticmethod
-    async def _open(address: str) -> grpc.aio.Channel:
-        return open_channel(address)
+        self._stub = buffer_pb2_grpc.BufferServiceStub(channel)
 
     # The run -----------------------------------------------------------------------------------------------------
 
@@ -161,9 +156,8 @@ class BufferClient:
         self._call(self._stub.NackBatch, request)
 
     def close(self) -> None:
-        """Closes the channel."""
+        """Renews no lease any more."""
         self._stop_renewal()
-        self._io.finish(self._channel.close(), timeout=5)
 
     def _stop_renewal(self) -> None:
         if self._renewal is not None:
@@ -230,8 +224,3 @@ class BufferClient:
     async def _acall(self, method, request, wait_seconds: float = 0.0):
         timeout = _TIMEOUT + wait_seconds
         return await call(method, request, timeout=timeout, deadline=timeout + self._settings.buffer_retry_seconds)
-
-    def close_quietly(self) -> None:
-        """As `close`, for the end of a failed run."""
-        with contextlib.suppress(Exception):
-            self.close()

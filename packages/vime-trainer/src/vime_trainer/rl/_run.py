@@ -11,6 +11,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import grpc
+
 from vime_proto.channel import open_channel
 from vime_proto.errors import ContractError
 from vime_proto.process import write_address_file
@@ -27,6 +29,7 @@ from ._buffer import BufferClient
 from ._io import Interrupted, IoThread
 from ._lineage import LineageRecord, open_lineage
 from ._loop import Loop, shared_settings
+from ._peers import check_peer
 from ._settings import RlSettings
 from ._updates import Updates
 
@@ -71,9 +74,11 @@ def _train(settings: RlSettings, make_backend, status: RunStatus, io: IoThread, 
     # Before anything is loaded: what cannot be done is refused at once.
     path = start_point(root, settings.checkpoint, settings.max_steps)
     settings.output.mkdir(parents=True, exist_ok=True)
+    for role in ("buffer", "router"):
+        if getattr(settings, role) is not None:
+            io.run(check_peer(role, getattr(settings, role), settings.run_id, settings.buffer_retry_seconds))
     publisher, fleet = _publisher(settings, io, stack)
-    server = io.run(serve_trainer(settings.run_id, status, publisher, settings.server.options()))
-    stack.callback(lambda: io.finish(server.stop(0.5), _CLEAN_UP_SECONDS))
+    server = io.run(_serve(settings, status, publisher, io, stack))
     if publisher is not None:
         publisher.endpoint = reachable_address(server.address)
     if settings.address_file is not None:
@@ -89,8 +94,9 @@ def _train(settings: RlSettings, make_backend, status: RunStatus, io: IoThread, 
     if settings.import_batches is not None:
         source, buffer, updates = FolderSource(settings.import_batches, trained), None, None
     else:
-        source = buffer = BufferClient(settings, io, uuid.uuid4().hex[:12])
-        stack.callback(buffer.close_quietly)
+        channel = io.run(_open(settings.buffer, io, stack))
+        source = buffer = BufferClient(settings, io, channel, uuid.uuid4().hex[:12])
+        stack.callback(buffer.close)
         _open_run(buffer, lineage, trained)
         updates = Updates(publisher, fleet, io, settings.max_staleness, trained)
     status.set(checkpoint=trained if restored is not None else None)
@@ -104,19 +110,29 @@ def _train(settings: RlSettings, make_backend, status: RunStatus, io: IoThread, 
     return reason
 
 
+async def _serve(settings: RlSettings, status: RunStatus, publisher: Publisher | None, io: IoThread, stack):
+    server = await serve_trainer(settings.run_id, status, publisher, settings.server.options())
+    stack.callback(lambda: io.finish(server.stop(0.5), _CLEAN_UP_SECONDS))
+    return server
+
+
+async def _open(address: str, io: IoThread, stack: contextlib.ExitStack) -> grpc.aio.Channel:
+    channel = open_channel(address)
+    stack.callback(lambda: io.finish(channel.close(), _CLEAN_UP_SECONDS))
+    return channel
+
+
 def _publisher(settings: RlSettings, io: IoThread, stack) -> tuple[Publisher | None, Fleet | None]:
     if settings.router is None or settings.import_batches is not None:
         return None, None
 
     async def make() -> tuple[Publisher, Fleet]:
-        channel = open_channel(settings.router)
-        stack.callback(lambda: io.finish(channel.close(), _CLEAN_UP_SECONDS))
-        fleet = Fleet(channel)
-        return Publisher(settings.run_id, fleet, settings.weights), fleet
+        fleet = Fleet(await _open(settings.router, io, stack))
+        publisher = Publisher(settings.run_id, fleet, settings.weights)
+        stack.callback(lambda: io.finish(publisher.close(), _CLEAN_UP_SECONDS))
+        return publisher, fleet
 
-    publisher, fleet = io.run(make())
-    stack.callback(lambda: io.finish(publisher.close(), _CLEAN_UP_SECONDS))
-    return publisher, fleet
+    return io.run(make())
 
 
 def _restore(settings: RlSettings, backend: Backend, path: Path | None) -> RunState | None:

@@ -36,8 +36,10 @@ class EvaluationSettings(Section):
 class AlarmSettings(Section):
     """Alarm on the log-prob difference between trainer and engine."""
 
-    factor: float = Field(5.0, gt=1, description="alarm when the mean is above factor x the median of earlier steps")
-    floor: float = Field(1e-3, ge=0, description="no alarm below this mean, in nats")
+    factor: float = Field(5.0, gt=1, description="alarm above factor x the median of earlier steps")
+    floor: float = Field(
+        1e-3, ge=0, description="no alarm below this mean, in nats; below ten times it for a single sequence"
+    )
     action: Literal["warn", "fail"] = Field("warn", description="fail ends the run before the batch is trained")
 
 

@@ -15,7 +15,7 @@ from vime_trainer.batch import BatchIndex, Columns, MicroBatch, build_micro_batc
 
 from ._alarm import DifferenceAlarm
 from ._backend import Backend
-from ._figures import DIFFERENCE, LogprobDifference, TokenFigures
+from ._figures import LogprobDifference, TokenFigures
 from ._routes import Routes
 from ._settings import RlSettings
 
@@ -129,8 +129,7 @@ class BatchTrainer:
         return loss
 
     def _check(self, difference: LogprobDifference) -> str | None:
-        mean = difference.figures().get(f"{DIFFERENCE}/mean")
-        alarm = None if mean is None else self._alarm.check(mean)
+        alarm = self._alarm.check(difference.figures())
         if alarm is not None and self._settings.alarm.action == "fail":
             raise AlarmError(alarm)
         return alarm
