@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from dataclasses import dataclass, fields
 
@@ -42,6 +43,11 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def _close() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 def initialize(config: ParallelConfig | None = None) -> None:
     """Creates the process groups once per process; gloo without a GPU, NCCL with one.
 
@@ -62,6 +68,7 @@ def initialize(config: ParallelConfig | None = None) -> None:
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         store = torch.distributed.HashStore()
         torch.distributed.init_process_group(backend, store=store, rank=rank(), world_size=world_size())
+        atexit.register(_close)
     if not parallel_state.model_parallel_is_initialized():
         with _seams.cuda_names():
             parallel_state.initialize_model_parallel(
