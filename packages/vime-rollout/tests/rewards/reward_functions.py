@@ -31,6 +31,12 @@ def dies(item: RewardInput) -> float:
     os._exit(3)
 
 
+def closes(item: RewardInput) -> float:
+    os.closerange(3, 64)
+    time.sleep(60)
+    return 1.0
+
+
 def nothing(item: RewardInput):
     return None
 

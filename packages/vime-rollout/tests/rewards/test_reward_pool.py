@@ -6,7 +6,15 @@ import time
 import pytest
 
 from vime_proto.errors import ContractError
-from vime_rollout.rewards import RewardError, RewardInput, RewardPool, RewardTimeout, find_spec, read_specs
+from vime_rollout.rewards import (
+    RewardError,
+    RewardInput,
+    RewardPool,
+    RewardSpec,
+    RewardTimeout,
+    find_spec,
+    read_specs,
+)
 
 HERE = "reward_functions"
 SPECS = read_specs(
@@ -16,7 +24,7 @@ SPECS = read_specs(
         "hangs": {"function": f"{HERE}:hangs"},
         "patient": {"function": f"{HERE}:slow", "seconds": 1.0, "timeout_seconds": 30.0},
         **{name: {"function": f"{HERE}:{name}"} for name in ("raises", "dies", "nothing", "not_finite", "hoards")},
-        **{name: {"function": f"{HERE}:{name}"} for name in ("prints", "reads_record", "process_id")},
+        **{name: {"function": f"{HERE}:{name}"} for name in ("prints", "closes", "reads_record", "process_id")},
     }
 )
 
@@ -89,6 +97,32 @@ async def test_a_reward_that_fails_says_why_and_the_pool_goes_on(pool, name, mes
     one = await pool(memory_mib=2048)
     with pytest.raises(RewardError, match=message):
         await one.score(SPECS[name], RewardInput("x"))
+    assert (await one.score(SPECS["length"], RewardInput("four"))).value == 2.0
+
+
+async def test_many_first_scores_start_one_pool():
+    one = RewardPool(workers=2, timeout_seconds=20.0)
+    scores = await asyncio.gather(*(one.score(SPECS["length"], RewardInput("four")) for _ in range(8)))
+    assert [score.value for score in scores] == [2.0] * 8
+    assert one.counters.started == 2
+    await one.stop()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_request_that_cannot_be_sent_fails_alone(pool):
+    one = await pool()
+    unsendable = RewardSpec("length", f"{HERE}:length", {"scale": object()})
+    with pytest.raises(RewardError, match="not JSON serializable"):
+        async with asyncio.timeout(10):
+            await one.score(unsendable, RewardInput("x"))
+    assert (await one.score(SPECS["length"], RewardInput("four"))).value == 2.0
+
+
+async def test_a_reward_that_closes_its_pipes_and_lives_on_is_ended(pool):
+    one = await pool()
+    with pytest.raises(RewardError, match="'closes' ended"):
+        async with asyncio.timeout(10):
+            await one.score(SPECS["closes"], RewardInput("x"))
     assert (await one.score(SPECS["length"], RewardInput("four"))).value == 2.0
 
 

@@ -69,6 +69,7 @@ class RewardPool:
         }
         self._queue: asyncio.Queue[_Work] = asyncio.Queue()
         self._tasks: list[asyncio.Task] = []
+        self._starting = asyncio.Lock()
         self._processes: set[asyncio.subprocess.Process] = set()
 
     async def start(self) -> None:
@@ -77,14 +78,16 @@ class RewardPool:
         Raises:
             ContractError: a reward that cannot be imported.
         """
-        if self._tasks:
-            return
-        results = await asyncio.gather(*(self._spawn() for _ in range(self._workers)), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                await self.stop()
-                raise result
-        self._tasks = [asyncio.create_task(self._serve(process)) for process in results]
+        # Scores start the pool when they are the first, and they come in crowds.
+        async with self._starting:
+            if self._tasks:
+                return
+            results = await asyncio.gather(*(self._spawn() for _ in range(self._workers)), return_exceptions=True)
+            for result in results:
+                if isinstance(result, BaseException):
+                    await self.stop()
+                    raise result
+            self._tasks = [asyncio.create_task(self._serve(process)) for process in results]
 
     async def stop(self) -> None:
         """Ends all processes; rewards that wait or run raise RewardError."""
@@ -126,13 +129,14 @@ class RewardPool:
                     process = None
                 if not future.done():
                     future.set_exception(error)
-            except (OSError, TimeoutError, ContractError) as error:
+            except Exception as error:
+                # Whatever it is, this task must live: who waits in the queue would wait for ever.
                 self.counters.failed += 1
                 if process is not None:
                     await self._end(process)
                     process = None
                 if not future.done():
-                    future.set_exception(RewardError(f"no scoring process: {error}"))
+                    future.set_exception(RewardError(f"no score from the process: {type(error).__name__}: {error}"))
             except asyncio.CancelledError:
                 if not future.done():
                     future.set_exception(RewardError("the reward pool was stopped"))
@@ -153,8 +157,9 @@ class RewardPool:
             self.counters.timed_out += 1
             raise RewardTimeout(f"reward {spec.name!r} ran longer than {limit:g} s and was ended") from None
         except (asyncio.IncompleteReadError, ConnectionError):
-            code = await process.wait()
-            raise _ProcessDied(f"the process of reward {spec.name!r} ended with status {code}") from None
+            # It may only have closed its pipes and live on; one that is ending keeps its status.
+            await self._end(process)
+            raise _ProcessDied(f"the process of reward {spec.name!r} ended with status {process.returncode}") from None
         finally:
             self.counters.run_seconds += time.monotonic() - started
         if "error" in answer:
