@@ -14,7 +14,9 @@ from vime_proto.errors import StatusError
 from vime_proto.fakes import FakeBuffer, serve
 from vime_proto.sample.v1 import sample_pb2 as pb
 from vime_proto.server import ServerOptions
+from vime_rollout.worker._buffer import BufferClient
 from vime_rollout.worker._errors import FatalError
+from vime_rollout.worker._group import GroupRun
 
 
 async def test_leases_of_long_generations_are_renewed(stage, prompts):
@@ -49,6 +51,35 @@ async def test_a_lease_that_is_told_to_abort_stops_generating(stage, prompts):
     one.buffer.store.renew, one.engine.script = keep, answering([5, 2])
     (group,) = await one.groups(await one.batch())
     assert calls and group.rollouts[0].attempt > 1
+
+
+async def test_an_abort_of_a_lease_that_is_being_given_back_leaves_its_place_free(stage, prompts, monkeypatch):
+    one = await stage(answering([5, 2]), prompts[:1], ttl=0.3)
+    await one.open_run(batch_groups=1)
+    store = one.buffer.store
+    run, renew, give_back, told = GroupRun.run, store.renew, BufferClient.release, asyncio.Event()
+
+    def abort_all(run, lease_ids):
+        told.set()
+        return [buffer_pb2.LEASE_DIRECTIVE_ABORT] * len(lease_ids)
+
+    async def broken(self):
+        store.renew = abort_all
+        monkeypatch.setattr(GroupRun, "run", run)
+        raise RuntimeError("made to fail")
+
+    async def slow(*arguments, **options):
+        await told.wait()
+        # The answer to the renewal is on its way; it must not cancel what waits here.
+        await asyncio.sleep(0.2)
+        store.renew = renew
+        return await give_back(*arguments, **options)
+
+    monkeypatch.setattr(GroupRun, "run", broken)
+    monkeypatch.setattr(BufferClient, "release", slow)
+    one.worker(max_groups_in_flight=1)
+    (group,) = await one.groups(await one.batch())
+    assert group.rollouts[0].attempt == 2
 
 
 async def test_a_stopped_worker_gives_its_leases_back_with_what_there_is(stage, prompts):

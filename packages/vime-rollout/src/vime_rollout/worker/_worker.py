@@ -47,6 +47,8 @@ class Worker:
         self._free = asyncio.Event()
         self._renew_now = asyncio.Event()
         self._aborted: set[str] = set()
+        # Leases whose outcome is on its way to the buffer: it ends them by itself, so that an abort says nothing new.
+        self._ending: set[str] = set()
         self._stopping = False
         self._unstarted: list[buffer_pb2.PromptLease] = []
         self._ttl = _LONGEST_RENEWAL * 3
@@ -123,6 +125,7 @@ class Worker:
                     log.warning(
                         "rollout %s failed: %s: %s", rollout.rollout_id, rollout.failure.stage, rollout.failure.message
                     )
+            self._ending.add(lease.lease_id)
             await self._commit(lease, group)
         except asyncio.CancelledError:
             if lease.lease_id not in self._aborted:
@@ -132,10 +135,12 @@ class Worker:
         except Exception as error:
             # A fault of one group must not take the others along.
             log.exception("group %s failed", lease.prompt.prompt_id)
+            self._ending.add(lease.lease_id)
             self.counters["groups_broken"] += 1
             await self._buffer.release(lease, f"{type(error).__name__}: {error}", failed=True)
         self._runs.pop(lease.lease_id, None)
         self._aborted.discard(lease.lease_id)
+        self._ending.discard(lease.lease_id)
         self._free.set()
 
     async def _commit(self, lease: buffer_pb2.PromptLease, group: pb.Group) -> None:
@@ -174,7 +179,7 @@ class Worker:
                 if (
                     directive == buffer_pb2.LEASE_DIRECTIVE_ABORT
                     and lease_id in self._runs
-                    and lease_id not in self._aborted
+                    and lease_id not in self._aborted | self._ending
                 ):
                     self._aborted.add(lease_id)
                     self._runs[lease_id][1].cancel()
