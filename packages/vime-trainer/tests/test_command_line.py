@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -172,3 +173,39 @@ def test_public_names():
         "train_step",
     ]
     assert [family.name for family in models.FAMILIES] == ["qwen3", "qwen3_moe"]
+
+
+def test_fine_tuning_ends_with_its_parent(tmp_path):
+    """The parent starts `sft` on a run that would last for hours, and ends when the first step is on disk."""
+    folder = tiny_moe_folder(tmp_path / "model")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "ab", "response": "ba"}\n')
+    options = {
+        "model": folder,
+        "output": tmp_path / "run",
+        "data.files": f'["{tmp_path / "rows.jsonl"}"]',
+        "steps": 10_000_000,
+        "batch_size": 1,
+    }
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    parent = (
+        "import os, subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-m', 'vime_trainer', 'sft', '--exit-with-parent', *{words!r}])\n"
+        f"end = time.monotonic() + 90; path = {str(tmp_path / 'run' / 'metrics.jsonl')!r}\n"
+        "while not (os.path.exists(path) and os.path.getsize(path)) and time.monotonic() < end: time.sleep(0.05)\n"
+        "print(child.pid, flush=True); os._exit(0 if time.monotonic() < end else 1)\n"
+    )
+    done = fresh(parent)
+    assert done.returncode == 0, done.stderr
+    pid = int(done.stdout.split()[-1])
+    end = time.monotonic() + 15
+    while time.monotonic() < end and not _ended(pid):
+        time.sleep(0.05)
+    assert _ended(pid)
+
+
+def _ended(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True

@@ -53,6 +53,7 @@ class SftSettings(Settings):
     optimizer: OptimizerSettings = OptimizerSettings(learning_rate=1e-5)
     checkpoint: CheckpointSettings = CheckpointSettings()
     metrics: MetricsSettings = MetricsSettings()
+    exit_with_parent: bool = Field(False, description="end when the parent process ends")
 
     @model_validator(mode="after")
     def _check(self) -> SftSettings:
