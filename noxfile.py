@@ -100,7 +100,7 @@ def lint(session: nox.Session) -> None:
     python = venvs.ensure("tools")
     session.run(str(python), "-m", "ruff", "check", ".", external=True)
     session.run(
-        str(python.parent / "lint-imports"), "--config", "pyproject.toml", "--no-cache",
+        str(python.parent / "lint-imports"), "pyproject.toml", "--no-cache",
         env={"PYTHONPATH": _sources()}, external=True,
     )  # fmt: skip
 
