@@ -87,6 +87,18 @@ def test_a_killed_engine_leaves_no_process_behind(brief):
     until(lambda: not any(alive(pid) for pid in children), 10)
 
 
+def test_a_stop_while_loading_takes_effect_at_once(tmp_path):
+    cfg = models.config()
+    models.save(tmp_path, cfg, models.weights(cfg, 1))
+    command = [sys.executable, "-m", "vime_rollout", "engine", "--model", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until(lambda: descendants(process.pid) or process.poll() is not None, 60)
+    children = descendants(process.pid)
+    process.terminate()
+    assert process.wait(5) == 0
+    until(lambda: not any(alive(pid) for pid in children), 40)
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [

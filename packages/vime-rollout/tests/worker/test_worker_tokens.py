@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 from worker_models import ABORT, LENGTH, RUN, STOP, ScriptedEngine, answering, delta, ids_of, until
 
+from vime_proto import metadata
 from vime_proto.channel import open_channel
 from vime_proto.common.v1 import common_pb2
 from vime_proto.errors import ContractError, StatusError
 from vime_proto.fakes import build, serve
+from vime_proto.rollout.v1.rollout_pb2 import GenerateResponse
 from vime_proto.sample.v1 import sample_pb2 as pb
 from vime_proto.tensor import to_numpy, to_tensor
 from vime_proto.validate import validate_sample
+from vime_proto.version import policy_version, show
 from vime_rollout.worker._client import Generator, TurnRequest
 from vime_rollout.worker._deltas import Deltas
 from vime_rollout.worker._errors import RolloutError
@@ -265,8 +268,6 @@ async def test_kept_sets_and_alternatives_of_chunks_are_joined(generate):
 
 
 def routes(tokens, number, value):
-    from vime_proto.version import policy_version
-
     ids = np.full((tokens - 1, 2, 2), value, np.uint8)
     ids[:, :, 1] = value + 1
     return build.trace(ids, policy_version(RUN, 0, number), experts=8)
@@ -290,6 +291,47 @@ async def test_routes_of_a_newer_version_replace_the_earlier_ones(generate):
     assert [span.version.number for span in header.spans] == [1]
     assert (decode(sample.routing).ids[:, :, 0] == 4).all()
     validate_sample(sample)
+
+
+async def test_routes_of_an_abort_before_the_first_token_leave_no_trace_either(generate):
+    async def script(request, seen):
+        if request.request_id == "k.0":
+            yield delta([], 0, ABORT, routing=routes(3, 0, 1))
+        else:
+            yield delta([12, 2], 1, STOP, routing=routes(5, 1, 4))
+
+    sample, _, _ = await generate(script, turn(routing=True))
+    header = sample.routing.header
+    assert header.rows == 4 and not header.holes and not header.inexact
+    assert [span.version.number for span in header.spans] == [1]
+
+
+async def test_routes_never_go_back_to_older_weights(generate):
+    """While engines are updated one after the other, the next request might meet one that is still behind."""
+
+    async def script(request, seen):
+        if request.request_id == "k.0":
+            yield delta([10, 11], 2)
+            yield delta([], 2, ABORT, routing=routes(5, 2, 1))
+        else:
+            yield delta([2], 2, STOP, routing=routes(6, 2, 1))
+
+    _, _, engine = await generate(script, turn(routing=True, minimum_version=policy_version(RUN, 0, 1)))
+    assert [one.minimum_version.number for one in engine.requests] == [1, 2]
+    assert [one[metadata.MINIMUM_VERSION] for one in engine.metadata] == ["run/0:1", "run/0:2"]
+    _, _, engine = await generate(script, turn(routing=True, minimum_version=policy_version(RUN, 1, 0)))
+    assert [show(one.minimum_version) for one in engine.requests] == ["run/1:0"] * 2
+
+
+async def test_a_request_that_a_router_aborted_before_any_engine_saw_it_goes_on(generate):
+    async def script(request, seen):
+        if request.request_id == "k.0":
+            yield GenerateResponse(finish_reason=ABORT)
+        else:
+            yield delta([7, 2], 1, STOP)
+
+    sample, finish, _ = await generate(script)
+    assert model_ids(sample) == [[7, 2]] and versions(sample) == [1] and finish == STOP
 
 
 async def test_a_cancelled_turn_leaves_what_had_arrived():

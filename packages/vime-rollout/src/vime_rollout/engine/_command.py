@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -18,6 +19,7 @@ from vime_rollout import __version__
 from vime_rollout.engine import _routes
 from vime_rollout.engine._control_service import ControlServicer
 from vime_rollout.engine._engine import Engine
+from vime_rollout.engine._generation import Generation
 from vime_rollout.engine._model import ModelDescription, describe
 from vime_rollout.engine._registration import Registration
 from vime_rollout.engine._rollout_service import RolloutServicer
@@ -54,9 +56,9 @@ def run(argv: Sequence[str]) -> int:
 async def _serve(settings: EngineSettings, model: ModelDescription) -> int:
     from vime_rollout.engine.backend import Backend
 
+    _end_at_once_while_loading()
+    backend = await Backend.start(settings, model)
     stopped = stop_event()
-    starting = asyncio.ensure_future(Backend.start(settings, model))
-    backend = await starting
     try:
         engine = Engine(settings, model, backend)
         info = ServerInfo(
@@ -98,6 +100,12 @@ async def _serve(settings: EngineSettings, model: ModelDescription) -> int:
         backend.stop()
 
 
+def _end_at_once_while_loading() -> None:
+    # Loading blocks the event loop, so that its signal handlers would wait for half a minute. vLLM's processes end by themselves.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: os._exit(0))
+
+
 async def prove(engine: Engine) -> None:
     """Asks for one token, so that kernels are compiled, and routes are known to arrive, before anyone relies on them.
 
@@ -105,8 +113,6 @@ async def prove(engine: Engine) -> None:
         StatusError: no finite log-prob, or no routes although they are to be captured.
     """
     ended = asyncio.Event()
-    from vime_rollout.engine._generation import Generation
-
     probe = Generation("start-up", b"", [0, 0], engine.stamp, 1, 0.1, lambda _: ended.set())
     await engine.backend.submit("start-up", probe.prompt, Sampling(max_new_tokens=1), probe.put)
     await ended.wait()

@@ -16,7 +16,7 @@ from vime_proto.common.v1 import common_pb2
 from vime_proto.errors import ContractError, describe, from_rpc_error
 from vime_proto.rollout.v1 import rollout_pb2, rollout_pb2_grpc
 from vime_proto.sample.v1 import sample_pb2 as pb
-from vime_proto.version import show
+from vime_proto.version import satisfies, show
 from vime_rollout.worker._deltas import INT32, Deltas
 from vime_rollout.worker._errors import RolloutError
 from vime_rollout.worker._trajectory import Trajectory
@@ -102,7 +102,7 @@ class Generator:
                 sampling=sampling,
                 return_routing=turn.routing,
                 session_id=turn.session_id,
-                minimum_version=turn.minimum_version,
+                minimum_version=_minimum(turn, trajectory),
             )
             finish = await self._into(trajectory, request)
             if finish.finish_reason != pb.FINISH_REASON_ABORT:
@@ -177,6 +177,14 @@ class Generator:
                 await asyncio.sleep(delay)
             finally:
                 call.cancel()
+
+
+def _minimum(turn: TurnRequest, trajectory: Trajectory) -> common_pb2.PolicyVersion | None:
+    """The oldest weights that may go on. While engines change to new weights one after the other, routes must not go back."""
+    lowest, reached = turn.minimum_version, trajectory.routes_version
+    if reached is None or (lowest is not None and not satisfies(reached, lowest)):
+        return lowest
+    return reached
 
 
 def _metadata(request: rollout_pb2.GenerateRequest) -> tuple[tuple[str, str], ...]:

@@ -50,11 +50,13 @@ class Deltas:
         Raises:
             ContractError: ids and log-probs of different length or type, or no version.
         """
-        if not delta.version.run_id:
+        if delta.version.run_id:
+            piece = self._piece(delta)
+            if delta.HasField("token_ids"):
+                self._tokens(piece, delta)
+        elif delta.HasField("token_ids") or delta.finish_reason != pb.FINISH_REASON_ABORT:
+            # Only a router that ends a request before any engine saw it has no version to state.
             raise ContractError("version", f"request {self.request_id!r}: the engine stated no version")
-        piece = self._piece(delta)
-        if delta.HasField("token_ids"):
-            self._tokens(piece, delta)
         if delta.HasField("cached_tokens") and self.cached_tokens is None:
             self.cached_tokens = delta.cached_tokens
         if delta.finish_reason:

@@ -51,6 +51,12 @@ class Trajectory:
         """Sampled tokens so far."""
         return sum(len(one.token_ids.data) // 4 for one in self.segments if one.role == pb.SEGMENT_ROLE_MODEL)
 
+    @property
+    def routes_version(self) -> common_pb2.PolicyVersion | None:
+        """The weights that computed the last of its routes; None when there are none."""
+        spans = self.routing.header.spans if self.routing is not None else ()
+        return spans[-1].version if spans else None
+
     def add_given(self, role: int, ids: bytes) -> None:
         """Appends tokens that were not sampled (TOOL or TEMPLATE); nothing when there are none."""
         if ids:
@@ -72,6 +78,7 @@ class Trajectory:
         Raises:
             ContractError: a log-prob that is not finite, or per-token fields of another length.
         """
+        first = not self.model_tokens
         for index, piece in enumerate(request.pieces):
             data, logprobs = b"".join(piece.ids), b"".join(piece.logprobs)
             self._drop_empty()
@@ -107,7 +114,7 @@ class Trajectory:
             )
             self._append(data)
         if request.routing is not None:
-            self._add_routing(request.routing)
+            self._add_routing(request.routing, first)
         return request.tokens
 
     def sample(self, sample_id: str) -> pb.Sample:
@@ -126,7 +133,7 @@ class Trajectory:
             sample.routing.CopyFrom(routing)
         return sample
 
-    def _add_routing(self, routing: routing_pb2.RoutingTrace) -> None:
+    def _add_routing(self, routing: routing_pb2.RoutingTrace, first: bool) -> None:
         if self.routing is None:
             self.routing = routing
             return
@@ -134,6 +141,9 @@ class Trajectory:
 
         # Every request asks for all rows: the first ones win within a version, a newer version's replace them.
         self.routing = trace.extend(self.routing, routing)
+        if first:
+            # Nothing was sampled by the rows that were replaced: there is nothing that they would have replayed exactly.
+            del self.routing.header.inexact[:]
 
     def _append(self, data: bytes) -> None:
         self._parts.append(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib.metadata
 import inspect
 from collections.abc import Iterable, Sequence
@@ -65,7 +66,7 @@ class Backend:
         else:
             self._engine.shutdown()
 
-    @property
+    @functools.cached_property
     def layout(self) -> rollout_pb2.EngineLayout:
         """How the weights are spread over devices."""
         parallel = self._engine.vllm_config.parallel_config
@@ -78,7 +79,7 @@ class Backend:
             else 1,
         )
 
-    @property
+    @functools.cached_property
     def gpu_uuids(self) -> list[str]:
         """UUIDs of the GPUs, in rank order; empty on CPU."""
         from vllm.platforms import current_platform
@@ -90,7 +91,7 @@ class Backend:
             for rank in range(self._engine.vllm_config.parallel_config.world_size)
         ]
 
-    @property
+    @functools.cached_property
     def kernels(self) -> dict[str, str]:
         """Kernel backend by module kind, as far as vLLM's configuration says."""
         from vllm.platforms import current_platform

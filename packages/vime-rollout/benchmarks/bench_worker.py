@@ -1,6 +1,6 @@
 """CPU time of a worker for each rollout: short answers, an engine that answers at once, an in-memory buffer.
 
-    python benchmarks/worker.py [--groups 32] [--group-size 8] [--steps 8] [--tokens 4] [--messages 4]
+    python benchmarks/bench_worker.py [--groups 32] [--group-size 8] [--steps 8] [--tokens 4] [--messages 4]
 
 The worker is a process of its own; its start is measured by a run without prompts and taken off.
 """

@@ -1,6 +1,6 @@
 """Where a step's time goes besides the model's passes: 256 short rollouts, decoded, planned and laid out, with routes.
 
-    python benchmarks/rl_step.py
+    python benchmarks/bench_rl_step.py
 
 The model is a stand-in that costs nothing, so what is timed is the trainer's own work on a batch.
 """

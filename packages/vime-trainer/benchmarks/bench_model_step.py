@@ -1,6 +1,6 @@
 """One optimizer step of a tiny Qwen3-MoE: 256 rows of 11 tokens, our stacked experts against Megatron's one module an expert.
 
-python benchmarks/model_step.py [REPEATS]
+python benchmarks/bench_model_step.py [REPEATS]
 """
 
 from __future__ import annotations
