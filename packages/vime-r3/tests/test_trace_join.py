@@ -95,6 +95,20 @@ def test_a_newer_version_that_skips_rows_is_itself_marked(make_ids, make_trace):
     assert pairs(trace.header.inexact) == [(5, 9)]
 
 
+def test_weights_that_changed_within_a_request_make_its_first_rows_old(make_ids, make_trace):
+    """Rows 0 to 2 are of version 3, 3 to 5 of version 4; the next request of version 4 has recomputed all of them."""
+    first, second = make_ids(6, seed=1), make_ids(10, seed=2)
+    mixed = concatenate([make_trace(first[:3], 3), make_trace(first[3:], 4)])
+    trace = extend(mixed, make_trace(second, 4))
+    np.testing.assert_array_equal(decode(trace, rows=10).ids, second)
+    assert pairs(trace.header.inexact) == [(0, 6)]
+    later = extend(mixed, make_trace(second[6:], 4), start_row=6)
+    np.testing.assert_array_equal(decode(later, rows=10).ids, np.concatenate([first, second[6:]]))
+    assert pairs(later.header.inexact) == [(6, 10)]
+    with pytest.raises(ContractError, match="run/0:3 is older than run/0:4"):
+        extend(concatenate([make_trace(first[:3], 4), make_trace(first[3:], 3)]), make_trace(second, 3))
+
+
 def test_a_restored_lineage_is_newer_whatever_its_number(make_ids, make_trace):
     trace = extend(make_trace(make_ids(6), 9, lineage=0), make_trace(make_ids(8), 4, lineage=1))
     assert pairs(trace.header.inexact) == [(0, 6)]

@@ -131,11 +131,15 @@ def _check_same(first: Shape, other: Shape, field: str) -> None:
 
 
 def _is_newer(old: pb.RoutingTraceHeader, new: pb.RoutingTraceHeader) -> bool:
+    """Whether any row so far is of older weights than the addition, whose engine then recomputed it."""
     if not (old.spans and new.spans):
         return False
-    last, first = old.spans[-1].version, new.spans[0].version
-    if last.run_id != first.run_id:
-        raise ContractError("addition.header.spans", f"{show(first)} is of another run than {show(last)}")
+    first = new.spans[0].version
+    ages = {(span.version.lineage, span.version.number): span.version for span in old.spans}
+    for version in ages.values():
+        if version.run_id != first.run_id:
+            raise ContractError("addition.header.spans", f"{show(first)} is of another run than {show(version)}")
+    last = ages[max(ages)]
     if (first.lineage, first.number) < (last.lineage, last.number):
         raise ContractError("addition.header.spans", f"{show(first)} is older than {show(last)} of the trace")
-    return (first.lineage, first.number) > (last.lineage, last.number)
+    return (first.lineage, first.number) > min(ages)
