@@ -13,7 +13,7 @@ from vime_proto import metadata as keys
 from vime_proto.errors import from_rpc_error
 from vime_proto.rollout.v1 import rollout_pb2 as pb
 from vime_proto.sample.v1 import sample_pb2
-from vime_proto.version import policy_version
+from vime_proto.version import policy_version, show
 
 
 async def queued(client, count):
@@ -112,6 +112,21 @@ async def test_an_aborted_request_in_the_queue_ends_as_an_engine_would_end_it():
         assert not other.done()
         assert (await client.rollout.Abort(pb.AbortRequest())).aborted == ["r2"]
         assert len(await other) == 1
+
+
+async def test_an_aborted_request_in_the_queue_states_a_version():
+    async with run_fleet("a", "b") as (client, engines):
+        for number, engine in enumerate(engines.values()):
+            engine.version, engine.state = policy_version("run", 0, number), pb.ENGINE_STATE_STALE
+        await client.list(refresh=True)
+        calls = [
+            asyncio.create_task(client.generate("r1")),
+            asyncio.create_task(client.generate("r2", metadata=[(keys.MINIMUM_VERSION, "run/0:7")])),
+        ]
+        await until(lambda: queued(client, 2))
+        await client.rollout.Abort(pb.AbortRequest())
+        answers = [answer for answers in await asyncio.gather(*calls) for answer in answers]
+        assert [show(answer.version) for answer in answers] == ["run/0:1", "run/0:7"]
 
 
 async def score_of(client, request_id):

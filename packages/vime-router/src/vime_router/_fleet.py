@@ -126,6 +126,15 @@ class Fleet:
         candidates = [Candidate(one.engine_id, one.outstanding_requests, one.outstanding_tokens) for one in preferred]
         return self.members[self._policy.choose(candidates, estimated_tokens).engine_id]
 
+    def newest_version(self) -> common_pb2.PolicyVersion | None:
+        """The newest version that an engine serves; None when none is known."""
+        known = [
+            one.status.version
+            for one in self.members.values()
+            if one.status is not None and one.status.HasField("version")
+        ]
+        return max(known, key=lambda version: (version.lineage, version.number), default=None)
+
     def obstacles(self, minimum: common_pb2.PolicyVersion | None) -> str:
         """Why no engine can be chosen, for an error's text."""
         if not self.members:

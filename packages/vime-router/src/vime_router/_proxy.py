@@ -77,7 +77,11 @@ class Proxy:
 
         aborted = await self._place(request, context, stream, lambda: sent)
         if aborted is _ABORTED:
-            ended = pb.GenerateResponse(request_id=request.request_id, finish_reason=sample_pb2.FINISH_REASON_ABORT)
+            # A message without tokens states a version, too; no engine saw this request, so it is the one that it waited for.
+            version = request.minimum_version or self._fleet.newest_version()
+            ended = pb.GenerateResponse(
+                request_id=request.request_id, version=version, finish_reason=sample_pb2.FINISH_REASON_ABORT
+            )
             await context.write(ended.SerializeToString())
 
     async def score(self, message: bytes, context: grpc.aio.ServicerContext) -> bytes:
