@@ -114,7 +114,7 @@ async def test_files_that_no_row_names_are_deleted_at_the_start(start, tmp_path)
         await client.commit((await client.lease()).leases[0])
     root = tmp_path / "buffer.db.blobs"
     kept = [path for path in root.rglob("*") if path.is_file()]
-    for name in ("aa/orphan", "half.partial"):
+    for name in (f"aa/{'a' * 32}", f"aa/{'b' * 32}.partial"):
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_bytes(b"x")
     async with start(inline_bytes=0) as client:
@@ -185,3 +185,26 @@ async def test_prompts_read_before_a_restart_are_not_read_again(start, jsonl):
                 await client.commit(lease)
             await client.ack(await client.batch(incarnation=incarnation))
     assert len(sum(seen, [])) == len(set(sum(seen, []))) == 6
+
+
+async def test_files_of_others_below_the_blob_root_are_left_alone(start, tmp_path):
+    root = tmp_path / "blobs"
+    (root / "ab").mkdir(parents=True)
+    others = [root / "train.jsonl", root / "ab" / "notes.txt", root / ("c" * 32)]
+    for path in others:
+        path.write_bytes(b"x")
+    async with start(blobs=str(root)):
+        assert all(path.exists() for path in others)
+
+
+async def test_a_clock_that_was_set_back_does_not_lengthen_leases(start, clock):
+    async with start() as client:
+        await client.open(batch_groups=1, group_size=1)
+        await client.put("a")
+        await client.lease()
+    clock.now -= 7200
+    async with start() as client:
+        clock.now += 59
+        assert (await client.lease(holder="other")).outcome == pb.LEASE_OUTCOME_EMPTY
+        clock.now += 2
+        assert prompts_of(await client.lease(holder="other")) == ["a"]

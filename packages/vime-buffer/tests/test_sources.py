@@ -191,3 +191,15 @@ async def test_a_run_does_not_go_on_with_other_files(start, jsonl, refused):
     async with start(prompts=[PromptFile(path=path)]) as client:
         with refused(grpc.StatusCode.FAILED_PRECONDITION, "prompt files changed", repr(b.RUN)):
             await client.open(publish=False)
+
+
+async def test_put_prompts_may_not_take_the_id_of_a_row(start, jsonl):
+    """It would stand in the way of that row, and of everything behind it."""
+    path = jsonl("x.jsonl", _rows(2))
+    async with start(prompts=[PromptFile(path=path)]) as client:
+        await client.open(batch_groups=8, group_size=1, epochs=1)
+        answer = await client.put("x-0-1", "x-y-1", "y-0-1")
+        assert [one.code for one in answer.statuses] == [grpc.StatusCode.INVALID_ARGUMENT.value[0], 0, 0]
+        assert "'x-0-1' is the id of a row" in answer.statuses[0].message
+        assert prompts_of(await client.lease()) == ["x-y-1", "y-0-1"]
+        assert prompts_of(await client.lease()) == ["x-0-0", "x-0-1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import uuid
 from collections.abc import Iterable, Sequence
 
@@ -14,6 +15,7 @@ from vime_proto.errors import ContractError
 log = logging.getLogger(__name__)
 
 _PARTIAL = ".partial"
+_OWN_NAME = re.compile(r"[0-9a-f]{2}/[0-9a-f]{32}(\.partial)?")
 
 
 class BlobFiles:
@@ -69,10 +71,13 @@ class BlobFiles:
                 log.warning("payload file %s could not be deleted: %s", path, error)
 
     def sweep(self, known: set[str]) -> int:
-        """Deletes files that no row names: a process died between writing and committing. Answers how many."""
+        """Deletes files that no row names: a process died between writing and committing. Answers how many.
+
+        Files of other names are not ours, and stay.
+        """
         prefix = len(self._root.rstrip("/")) + 1
         found = [name[prefix:] for name in self._fs.find(self._root)]
-        orphans = [path for path in found if path not in known]
+        orphans = [path for path in found if path not in known and _OWN_NAME.fullmatch(path)]
         self.delete(orphans)
         return len(orphans)
 

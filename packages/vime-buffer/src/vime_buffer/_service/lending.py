@@ -13,6 +13,7 @@ from vime_buffer._store.schema import LeaseKind, PromptState, Purpose
 from vime_proto.buffer.v1 import buffer_pb2 as pb
 from vime_proto.common.v1 import common_pb2
 from vime_proto.errors import ContractError
+from vime_proto.sample.v1 import sample_pb2
 from vime_proto.validate import (
     validate_lease_prompts,
     validate_prompt,
@@ -35,7 +36,7 @@ class LendingCalls:
 
     async def PutPrompts(self, request: pb.PutPromptsRequest, context) -> pb.PutPromptsResponse:
         validate_put_prompts(request)
-        faults = [_fault(prompt, index) for index, prompt in enumerate(request.prompts)]
+        faults = [self._fault(prompt, index) for index, prompt in enumerate(request.prompts)]
 
         def put(tx: Transaction) -> pb.PutPromptsResponse:
             run = runs.get(tx, request.run_id)
@@ -51,6 +52,20 @@ class LendingCalls:
             return response
 
         return await self.core.once(request, request.run_id, pb.PutPromptsResponse, put)
+
+    def _fault(self, prompt: sample_pb2.Prompt, index: int) -> str:
+        field = f"prompts[{index}]"
+        try:
+            validate_prompt(prompt, field)
+            if len(prompt.prompt_id) > 255:
+                raise ContractError(f"{field}.prompt_id", "at most 255 characters")
+            if self.core.source.makes(prompt.prompt_id):
+                raise ContractError(
+                    f"{field}.prompt_id", f"{prompt.prompt_id!r} is the id of a row of the prompt files"
+                )
+        except ContractError as error:
+            return str(error)
+        return ""
 
     async def LeasePrompts(self, request: pb.LeasePromptsRequest, context) -> pb.LeasePromptsResponse:
         validate_lease_prompts(request)
@@ -166,13 +181,3 @@ class LendingCalls:
             evaluations.give_up(tx, run.run_id, lease.target)
         tx.changed = True
         return pb.ReleaseLeaseResponse()
-
-
-def _fault(prompt, index: int) -> str:
-    try:
-        validate_prompt(prompt, f"prompts[{index}]")
-        if len(prompt.prompt_id) > 255:
-            raise ContractError(f"prompts[{index}].prompt_id", "at most 255 characters")
-    except ContractError as error:
-        return str(error)
-    return ""

@@ -91,6 +91,11 @@ class PromptSource:
         name = self._parts[part][0]
         return sample_pb2.Prompt(prompt_id=f"{name}-{epoch}-{row}", dataset=name, row=row, epoch=epoch)
 
+    def makes(self, prompt_id: str) -> bool:
+        """Whether a row of some epoch has this prompt id."""
+        name, *numbers = prompt_id.rsplit("-", 2)
+        return len(numbers) == 2 and all(map(str.isdecimal, numbers)) and name in (one for one, _, _ in self._parts)
+
     def _make(self, part: int, row: int, epoch: int) -> sample_pb2.Prompt:
         _, file, mapping = self._parts[part]
         record, text = file.read(row)

@@ -216,10 +216,11 @@ def _hopeless(run: Run, lease: Lease) -> bool:
 
 
 def extend_all(tx: Transaction, ttl: float) -> None:
-    """Gives every open lease a fresh time to live: while the buffer was down nobody could renew."""
-    tx.execute(
-        leases.update().where(leases.c.ended == "", leases.c.expires_at < tx.now + ttl).values(expires_at=tx.now + ttl)
-    )
+    """Gives every open lease a fresh time to live: while the buffer was down nobody could renew.
+
+    Also where that is shorter: the time to live was configured anew, or the wall clock was set back.
+    """
+    tx.execute(leases.update().where(leases.c.ended == "").values(expires_at=tx.now + ttl))
 
 
 def next_expiry(tx: Transaction) -> float | None:
