@@ -192,13 +192,20 @@ async def test_unknown_sets_and_parameters_are_named(evaluated, refused, jsonl):
         BufferSettings(evaluation={"x": {"path": "x", "sampling": {"temperature": -1}}})
 
 
-async def test_restores_leave_evaluations_to_be_answered(evaluated):
+async def test_a_restore_ends_evaluations_with_the_coverage_reached(evaluated, refused):
+    """Engines will not serve the old lineage again: its questions must not stand before the training of the new one."""
     async with evaluated as client:
-        await client.open()
+        await client.open(batch_groups=1, group_size=1)
+        await client.put("a")
         started = await _start(client)
-        leases = (await client.lease()).leases
+        leases = (await client.lease(most=5)).leases
         await client.commit(leases[0])
         await client.rewind(0)
-        again = await client.lease(incarnation="2")
-        assert prompts_of(again) == [one.prompt.prompt_id for one in leases[1:]]
-        assert (await _result(client, started)).completed_prompts == 1
+        result = await _result(client, started)
+        assert (result.done, result.completed_prompts, result.prompts) == (True, 1, 5)
+        with refused(grpc.StatusCode.ABORTED, leases[1].lease_id, "new lineage"):
+            await client.commit(leases[1])
+        await client.publish(0, 1)
+        assert prompts_of(await client.lease()) == ["a"]
+        with refused(grpc.StatusCode.ABORTED, "run/0:0 is not of the present lineage 1"):
+            await _start(client)

@@ -48,6 +48,7 @@ class EvaluationCalls:
             run = runs.get(tx, request.run_id)
             if run.closed:
                 raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, f"run {run.run_id!r} is closed")
+            runs.check_present(run, version)
             return evaluations.start(tx, run, request, name, [one.prompt for one in questions], sampling, k)
 
         response = await self.core.once(request, request.run_id, pb.StartEvaluationResponse, start)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from vime_buffer._rules import alive, unpack_versions
-from vime_buffer._store import batches, counters, groups, leases, prompts, runs
+from vime_buffer._store import batches, counters, evaluations, groups, leases, prompts, runs
 from vime_buffer._store.database import Transaction
 from vime_buffer._store.runs import Run
 from vime_buffer._store.schema import BatchState, PromptState, Purpose
@@ -18,8 +18,12 @@ from vime_proto.version import LineageTree
 
 
 def open_lineage(tx: Transaction, run: Run) -> None:
-    """What a new lineage does at once: every lease ends, and nothing is granted before its first publication."""
+    """What a new lineage does at once: every lease ends, and nothing is granted before its first publication.
+
+    So do evaluations: no engine will serve a version of the old lineage again, and workers would wait for one in vain.
+    """
     leases.end_all(tx, run.run_id, "a new lineage was opened")
+    evaluations.abandon_all(tx, run.run_id, "a new lineage was opened")
     runs.update(tx, run.run_id, version=None, rewind_due=True)
 
 

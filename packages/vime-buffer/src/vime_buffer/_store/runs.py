@@ -171,10 +171,7 @@ def publish(tx: Transaction, version: common_pb2.PolicyVersion) -> None:
     """
     check_version(version)
     run = get(tx, version.run_id)
-    if version.lineage != run.lineage:
-        raise StatusError(
-            grpc.StatusCode.ABORTED, f"version {show(version)} is not of the present lineage {run.lineage}"
-        )
+    check_present(run, version)
     if run.rewind_due:
         raise rewind_first(run)
     if version.number > run.trained:
@@ -185,6 +182,14 @@ def publish(tx: Transaction, version: common_pb2.PolicyVersion) -> None:
         raise ContractError("version.number", f"{show(version)} is below {run.version}, which is published already")
     update(tx, run.run_id, version=version.number)
     tx.changed = True
+
+
+def check_present(run: Run, version: common_pb2.PolicyVersion) -> None:
+    """Refuses a version of another lineage than the present one, with ABORTED: the caller was superseded."""
+    if version.lineage != run.lineage:
+        raise StatusError(
+            grpc.StatusCode.ABORTED, f"version {show(version)} is not of the present lineage {run.lineage}"
+        )
 
 
 def rewind_first(run: Run) -> StatusError:
