@@ -65,7 +65,7 @@ def spread(engine, folder, temperature, work):
     return worst
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["tied", "untied", "moe"])
 def test_the_three_agree_before_and_after_an_update(name, request, tmp_path):
     engine = request.getfixturevalue(name)
