@@ -160,7 +160,7 @@ def running(name: str, cfg: dict, seed: int, *arguments: str, wait: bool = True)
 @pytest.fixture(scope="session")
 def moe():
     """An engine with a mixture of experts (layer 0 dense, layer 1 sparse) and route capture."""
-    with running("moe", models.config(moe=True), 1, "--route-capture") as process:
+    with running("moe", models.config(moe=True), 1, "--route-capture", "--message-tokens", "8") as process:
         yield process
 
 

@@ -95,3 +95,19 @@ async def test_the_last_reader_that_leaves_ends_the_request(engine):
     assert not generation.done
     await engine.release(generation)
     assert generation.finish == "abort" and engine.backend.aborted == ["r"] and engine.registry.get("r") is None
+
+
+async def test_a_request_that_waits_can_be_aborted(engine):
+    engine.machine.pause()
+    waiting = [asyncio.ensure_future(start(engine, name)) for name in ("a", "b")]
+    await asyncio.sleep(0)
+    assert engine.status().waiting == 2
+    assert await engine.end_requests([engine.registry.get("a")]) == ["a"]
+    async with asyncio.timeout(2):
+        assert (await waiting[0]).finish == "abort"
+    assert not waiting[1].done()
+    engine.machine.resume()
+    engine.changed()
+    async with asyncio.timeout(2):
+        assert (await waiting[1]).internal_id == "b"
+    assert engine.status().waiting == 0

@@ -60,7 +60,8 @@ def test_abort_ends_requests_at_an_exact_version_boundary(moe, other):
 
 def test_kept_requests_go_on_and_every_token_states_its_weights(moe, other):
     before = moe.status().version.number
-    streams = [start(moe, return_routing=True) for _ in range(4)]
+    streams = [moe.stream(PROMPT, LENGTH, ignore_eos=True, return_routing=True) for _ in range(4)]
+    streams = [(stream, [next(stream)]) for stream in streams]
     version = moe.next_version()
     moe.pusher().push(other[0], version, in_flight=KEEP)
     # The reader is late: it takes its messages only now.

@@ -96,7 +96,7 @@ def test_a_stop_while_loading_takes_effect_at_once(tmp_path):
     children = descendants(process.pid)
     process.terminate()
     assert process.wait(5) == 0
-    until(lambda: not any(alive(pid) for pid in children), 40)
+    until(lambda: not any(alive(pid) for pid in children), 60)
 
 
 @pytest.mark.parametrize(

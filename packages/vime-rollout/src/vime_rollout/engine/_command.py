@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -101,9 +102,14 @@ async def _serve(settings: EngineSettings, model: ModelDescription) -> int:
 
 
 def _end_at_once_while_loading() -> None:
-    # Loading blocks the event loop, so that its signal handlers would wait for half a minute. vLLM's processes end by themselves.
+    # Loading blocks the event loop, so that its signal handlers would wait for half a minute.
+    def end(*_) -> None:
+        for child in multiprocessing.active_children():
+            child.kill()
+        os._exit(0)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: os._exit(0))
+        signal.signal(number, end)
 
 
 async def prove(engine: Engine) -> None:

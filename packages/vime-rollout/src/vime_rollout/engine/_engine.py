@@ -59,6 +59,10 @@ class Engine:
         version = self.machine.version
         if version is not None and version != self._stamp:
             self._stamp = version
+        self._pulse()
+
+    def _pulse(self) -> None:
+        """Makes every request that waits look again."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -176,6 +180,7 @@ class Engine:
         for one in running:
             if not one.done:  # it waited, or was on its way
                 one.end("abort")
+        self._pulse()
         return [one.request_id for one in running]
 
     async def idle(self, seconds: float) -> bool:
