@@ -16,7 +16,7 @@ from vime_proto.buffer.v1 import buffer_pb2 as pb
 def _busy_writer(core):
     """Holds the writer, so that what is asked for inside waits in its queue."""
     gate = threading.Event()
-    core.database._jobs.put((lambda tx: gate.wait(10), lambda result, error: None))
+    core.database._jobs.put((lambda tx: gate.wait(90), lambda result, error: None))
     try:
         yield
     finally:
@@ -25,7 +25,7 @@ def _busy_writer(core):
 
 async def _until(condition):
     """Waits for something that announces itself to nobody."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -99,15 +99,15 @@ async def test_a_caller_who_leaves_while_rows_are_read_breaks_nobody_elses_call(
         def held(*arguments):
             reads.append(arguments)
             if len(reads) == 1:
-                gate.wait(10)
+                gate.wait(90)
                 # What this read leads to waits in the queue of the writer.
-                core.database._jobs.put((lambda tx: writer.wait(10), lambda result, error: None))
+                core.database._jobs.put((lambda tx: writer.wait(90), lambda result, error: None))
             return read(*arguments)
 
         core.source.read = held
-        lost = asyncio.create_task(client.lease(most=2, wait=10))
+        lost = asyncio.create_task(client.lease(most=2, wait=25))
         await _until(lambda: reads)
-        other = asyncio.create_task(client.lease(most=2, wait=10, holder="other"))
+        other = asyncio.create_task(client.lease(most=2, wait=25, holder="other"))
         await _until(lambda: core.reading["run"]._waiters)
         gate.set()
         await _until(lambda: core.database._jobs.qsize())

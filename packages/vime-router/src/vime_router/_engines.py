@@ -98,7 +98,12 @@ class Engines:
 
     async def refresh(self) -> None:
         """Checks every engine now."""
-        await asyncio.gather(*(self.check(one) for one in list(self._fleet.members.values())))
+        checks = [self.check(one) for one in list(self._fleet.members.values())]
+        for result in await asyncio.gather(*checks, return_exceptions=True):
+            # Closing the channel of an engine that leaves meanwhile cancels its check, or refuses it; whoever asked for a
+            # refresh still wants the answer, and would get none at all if that cancellation were passed on.
+            if isinstance(result, Exception) and not isinstance(result, grpc.aio.UsageError):
+                raise result
 
     async def check(self, member: Member) -> bool:
         """Asks an engine for its health and status; answers whether it serves."""
