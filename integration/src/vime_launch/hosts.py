@@ -14,6 +14,7 @@ from vime_launch.recipe import RayTable
 
 # Entries that Ray writes into its workers' environment, which a stage must not inherit unless the user set them.
 _RAYS_OWN = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+_RAY_ATTEMPTS = 3
 # Calls of one actor that may run at once: wait, address and stop, with some to spare.
 _CONCURRENCY = 6
 
@@ -44,9 +45,20 @@ class Hosts:
             }
         else:
             options["address"] = table.address
-        ray.init(**options)
+        self._start(options)
         self._actors: dict[str, Any] = {}
         self._places: dict[str, tuple[str, list[str]]] = {}
+
+    def _start(self, options: dict[str, Any]) -> None:
+        # Ray gives a node of its own thirty seconds and no way to ask for more: too few on a host that is very busy.
+        for left in reversed(range(_RAY_ATTEMPTS)):
+            try:
+                self._ray.init(**options)
+                return
+            except Exception as error:
+                self._ray.shutdown()
+                if not (left and "timed out during startup" in str(error)):
+                    raise
 
     async def prepare(self, processes: Sequence[Process]) -> None:
         """Makes the actors of one stage, placed host by host where it asks for GPUs."""
