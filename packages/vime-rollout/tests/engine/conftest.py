@@ -1,4 +1,4 @@
-"""Real engines on tiny models: one process a model for the whole test session."""
+"""Real engines on tiny models: one process a model for all tests."""
 
 from __future__ import annotations
 

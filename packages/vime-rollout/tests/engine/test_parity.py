@@ -51,6 +51,7 @@ def test_scores_equal_transformers_at_any_temperature(tied, temperature):
     assert top.shape == (len(tokens) - 4, 3)
     assert np.abs(top - np.sort(table[3:-1], axis=-1)[:, ::-1][:, :3]).max() < BOUND
     assert answer.version == tied.status().version and answer.engine_id == "tied-engine"
+    assert score(tied, tokens, temperature, start=4, top_logprobs=3) == answer  # the same id again
 
 
 def test_alternatives_are_the_most_likely_tokens(tied):

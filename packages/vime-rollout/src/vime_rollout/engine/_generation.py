@@ -52,7 +52,7 @@ class Generation:
         self.finish: str | None = None
         self.stop_token: int | None = None
         self.routes: np.ndarray | None = None
-        self.prompt_logprobs: Sequence[Sequence[tuple[int, float]]] | None = None
+        self.prompt_logprobs: tuple[np.ndarray, np.ndarray] | None = None
         self.error: Exception | None = None
         self.readers = 0
         self.dropped = False  # nobody reads it and it was ended for that
@@ -204,6 +204,12 @@ class Registry:
     def add(self, generation: Generation) -> None:
         """Adds an answer that begins."""
         self._running[generation.request_id] = generation
+
+    def forget(self, generation: Generation) -> None:
+        """Drops an answer that is done: a repetition computes it again."""
+        if self._ended.get(generation.request_id) is generation:
+            del self._ended[generation.request_id]
+            self._kept_tokens -= _size(generation)
 
     def ended(self, generation: Generation) -> None:
         """An answer is done: keeps it for repetitions unless it failed or was dropped, and forgets the oldest ones."""

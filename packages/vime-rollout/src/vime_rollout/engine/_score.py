@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import grpc
@@ -52,24 +51,30 @@ async def score(engine, request: pb.ScoreRequest, context) -> pb.ScoreResponse:
     context.add_done_callback(lambda _: engine.spawn(engine.release(generation)))
     async for _ in generation.parts():
         pass
+    # Scores are large and computed again in no time: a repetition does that instead of reading a copy.
+    engine.registry.forget(generation)
     if generation.prompt_logprobs is None:
-        raise StatusError(grpc.StatusCode.ABORTED, f"the engine ended the request before it was scored {about}")
+        message = f"the engine ended the request before it was scored {about}"
+        raise StatusError(grpc.StatusCode.UNAVAILABLE, message, retry_after=0.1)
     start = request.start if request.HasField("start") else 1
-    positions = generation.prompt_logprobs[start - 1 :]
+    ids, values = (table[start - 1 :] for table in generation.prompt_logprobs)
     if scaled:
-        positions = [_at_temperature(one, request.temperature) for one in positions]
-    values = np.array([one[0][1] for one in positions], dtype=np.float32)
-    if not np.isfinite(values).all():
-        bad = int(np.flatnonzero(~np.isfinite(values))[0])
+        ids, values = _at_temperature(ids, values, request.temperature)
+    if not np.isfinite(values[:, 0]).all():
+        bad = int(np.flatnonzero(~np.isfinite(values[:, 0]))[0])
         engine.poisoned = True
         raise NotFiniteError(
-            f"the log-probability of token {start + bad} is {values[bad]}: the weights are not finite {about}",
+            f"the log-probability of token {start + bad} is {values[bad, 0]}: the weights or the KV cache are not finite {about}"
         )
     response = pb.ScoreResponse(
-        logprobs=to_tensor(values), version=generation.last_version, engine_id=engine.settings.engine_id
+        logprobs=to_tensor(values[:, 0].astype(np.float32)),
+        version=generation.last_version,
+        engine_id=engine.settings.engine_id,
     )
     if request.top_logprobs:
-        response.top_logprobs.CopyFrom(top_message([one[1:] for one in positions], request.top_logprobs))
+        wanted = slice(1, 1 + request.top_logprobs)
+        response.top_logprobs.token_ids.CopyFrom(to_tensor(ids[:, wanted]))
+        response.top_logprobs.logprobs.CopyFrom(to_tensor(values[:, wanted].astype(np.float32)))
     if request.return_routing:
         response.routing.CopyFrom(_routes.trace(generation, model, generated=0))
     return response
@@ -83,12 +88,11 @@ def top_message(positions: Sequence[Sequence[tuple[int, float]]], count: int) ->
     return sample.TopLogprobs(token_ids=to_tensor(ids.reshape(shape)), logprobs=to_tensor(values.reshape(shape)))
 
 
-def _at_temperature(position: Sequence[tuple[int, float]], temperature: float) -> list[tuple[int, float]]:
-    """One position's whole vocabulary, its own token first and again in its place, at a temperature."""
-    values = np.array([value for _, value in position], dtype=np.float64) / temperature
-    everything = values[1:]
-    top = float(everything.max())
-    total = top + math.log(float(np.exp(everything - top).sum()))
-    order = np.argsort(-everything, kind="stable")
-    rest = [(position[1 + index][0], float(everything[index] - total)) for index in order]
-    return [(position[0][0], float(values[0] - total)), *rest]
+def _at_temperature(ids: np.ndarray, values: np.ndarray, temperature: float) -> tuple[np.ndarray, np.ndarray]:
+    """Tables [n, 1 + vocabulary] of temperature 1 at another one: the token itself, then the vocabulary, most likely first."""
+    values = values / temperature
+    top = values[:, 1:].max(axis=1, keepdims=True)
+    values -= top + np.log(np.exp(values[:, 1:] - top).sum(axis=1, keepdims=True))
+    order = np.argsort(-values[:, 1:], axis=1, kind="stable") + 1
+    order = np.concatenate([np.zeros((len(order), 1), dtype=order.dtype), order], axis=1)
+    return np.take_along_axis(ids, order, axis=1), np.take_along_axis(values, order, axis=1)

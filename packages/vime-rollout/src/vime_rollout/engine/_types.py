@@ -55,8 +55,8 @@ class Output:
         finish: "stop", "length", "abort" or "error" in the last output, else None.
         stop_token: the stop token id that ended it.
         routes: in the last output, ids ``[rows, layers, top_k]`` of all decoder layers; None when nothing was captured.
-        prompt_logprobs: in the first output, when asked for: per prompt position from the second on, (id, log-probability)
-            pairs, the prompt's own token first.
+        prompt_logprobs: in the first output, when asked for: ids int32 and log-probabilities float64, both [n - 1, k + 1], of every
+            prompt token but the first: the token itself, then the k most likely ones (or the vocabulary in its own order).
     """
 
     tokens: Sequence[int]
@@ -66,7 +66,7 @@ class Output:
     finish: str | None = None
     stop_token: int | None = None
     routes: np.ndarray | None = None
-    prompt_logprobs: Sequence[Sequence[tuple[int, float]]] | None = None
+    prompt_logprobs: tuple[np.ndarray, np.ndarray] | None = None
 
 
 # Called on the event loop, at once and in order, by the backend: with output, or with the error that ends the request.

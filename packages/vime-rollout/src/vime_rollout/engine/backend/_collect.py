@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from vime_rollout.engine._types import BackendDeadError, Output, Sink
@@ -42,7 +43,7 @@ class SinkCollector:
         if tokens:
             _logprobs(completion.logprobs, converted)
         if self._first and output.prompt_logprobs is not None:
-            converted.prompt_logprobs = _positions(output.prompt_logprobs)[1:]
+            converted.prompt_logprobs = _table(output.prompt_logprobs)
         # Before the first token only an abort arrives, and it knows nothing about the cache.
         self._first = self._first and not tokens
         self._sink(converted)
@@ -58,6 +59,14 @@ def _logprobs(flat: Any, into: Output) -> None:
     into.logprobs = [flat.logprobs[start] for start in flat.start_indices]
     if len(flat.logprobs) > len(flat):
         into.top = [pairs[1:] for pairs in _positions(flat)]
+
+
+def _table(flat: Any) -> tuple[np.ndarray, np.ndarray]:
+    # The first position of a prompt has no log-probability; all others have the same number.
+    shape = (len(flat) - 1, -1)
+    return np.array(flat.token_ids, dtype=np.int32).reshape(shape), np.array(flat.logprobs, dtype=np.float64).reshape(
+        shape
+    )
 
 
 def _positions(flat: Any) -> list[list[tuple[int, float]]]:
