@@ -11,7 +11,7 @@ from torch import Tensor
 from vime_trainer.megatron import _parallel, _seams
 from vime_trainer.models import Architecture
 
-__all__ = ["build_model", "head_weight", "routers"]
+__all__ = ["build_model", "head_weight", "routers", "weights"]
 
 
 def build_model(arch: Architecture, dtype: torch.dtype = torch.float32, recompute: bool = False) -> Any:
@@ -28,6 +28,7 @@ def build_model(arch: Architecture, dtype: torch.dtype = torch.float32, recomput
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 
         from vime_trainer.megatron._model import PackedGPT
+        from vime_trainer.megatron._moe import sum_in_float32
 
         config = _transformer_config(arch, dtype, recompute)
         spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm")
@@ -42,6 +43,9 @@ def build_model(arch: Architecture, dtype: torch.dtype = torch.float32, recomput
             position_embedding_type="rope",
             rotary_base=arch.rope_theta,
         )
+    for layer in model.decoder.layers:
+        if hasattr(layer.mlp, "router"):
+            sum_in_float32(layer.mlp)
     return model.to(device=_seams.device(), dtype=dtype)
 
 
@@ -55,6 +59,12 @@ def head_weight(model: Any) -> Tensor:
 def routers(model: Any) -> dict[int, Any]:
     """TopKRouter modules by global layer number, counted from 0 over all decoder layers."""
     return {layer.layer_number - 1: layer.mlp.router for layer in model.decoder.layers if hasattr(layer.mlp, "router")}
+
+
+def weights(model: Any) -> dict[str, Tensor]:
+    """Parameters and the routers' expert biases by Megatron's name, tied parameters once."""
+    biases = {name: value for name, value in model.named_buffers() if name.endswith("router.expert_bias")}
+    return {**dict(model.named_parameters()), **biases}
 
 
 def _transformer_config(arch: Architecture, dtype: torch.dtype, recompute: bool) -> Any:
@@ -112,9 +122,10 @@ def _plug_in(layer_specs: list[Any]) -> None:
     """Puts our attention and experts into the layer specs, in place."""
     from vime_trainer.megatron._attention import PackedAttention
     from vime_trainer.megatron._experts import StackedExperts
+    from vime_trainer.megatron._moe import Float32GateRouter
 
     for spec in layer_specs:
         spec.submodules.self_attention.submodules.core_attention = PackedAttention
         mlp = spec.submodules.mlp.submodules
         if hasattr(mlp, "experts"):
-            mlp.experts = StackedExperts
+            mlp.experts, mlp.router = StackedExperts, Float32GateRouter

@@ -7,23 +7,46 @@ from vime_trainer.models._family import Family
 from vime_trainer.models._folder import WeightFiles, write_folder
 from vime_trainer.models._random import random_tensor
 from vime_trainer.models._registry import FAMILIES, family_of
-from vime_trainer.models._weights import Entry, Weight, expand
+from vime_trainer.models._sharding import (
+    Box,
+    Place,
+    boxes,
+    check_place,
+    join,
+    local_shape,
+    merge,
+    padded_vocab,
+    shard,
+    unshard,
+)
+from vime_trainer.models._weights import Entry, HfTensor, Weight, expand
 
 __all__ = [
     "FAMILIES",
     "Architecture",
+    "Box",
     "Entry",
     "Family",
     "HfConfig",
+    "HfTensor",
+    "Place",
     "Weight",
     "WeightFiles",
+    "boxes",
     "check_names",
+    "check_place",
     "expand",
     "export",
     "family_of",
     "fill",
+    "join",
+    "local_shape",
+    "merge",
+    "padded_vocab",
     "random_tensor",
     "read_config",
+    "shard",
     "specs",
+    "unshard",
     "write_folder",
 ]

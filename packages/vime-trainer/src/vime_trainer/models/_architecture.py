@@ -24,6 +24,11 @@ class Architecture:
         qkv_bias: bias in the query, key and value projections.
         experts, top_k, expert_ffn: routed experts of an MoE layer, experts a token, width of one; 0 without MoE.
         renormalise: weights of the chosen experts sum to 1.
+        sigmoid: experts are scored by a sigmoid each instead of one softmax.
+        expert_bias: the choice of experts, but not their weights, counts a bias of each expert.
+        routed_scaling: factor on the routed experts' output.
+        shared_ffn: width of the shared experts together, which see every token of an MoE layer; 0 without.
+        rotary_fraction: part of each head that rotary positions turn, from the front.
         moe_layers: numbers of the MoE layers, counted from 0; all other layers are dense.
     """
 
@@ -45,6 +50,11 @@ class Architecture:
     top_k: int = 0
     expert_ffn: int = 0
     renormalise: bool = True
+    sigmoid: bool = False
+    expert_bias: bool = False
+    routed_scaling: float = 1.0
+    shared_ffn: int = 0
+    rotary_fraction: float = 1.0
     moe_layers: frozenset[int] = field(default_factory=frozenset)
 
     def __post_init__(self) -> None:
@@ -52,3 +62,9 @@ class Architecture:
             raise ValueError(f"num_attention_heads: {self.heads} is no multiple of num_key_value_heads {self.kv_heads}")
         if self.moe_layers and not 0 < self.top_k <= self.experts:
             raise ValueError(f"num_experts_per_tok: {self.top_k}; valid: 1 to {self.experts} (the number of experts)")
+
+    def size(self, dim: str) -> int:
+        """Length of a dimension of a weight: an attribute's name, "queries" or "keys" (all heads side by side)."""
+        if dim == "queries":
+            return self.heads * self.head_dim
+        return self.kv_heads * self.head_dim if dim == "keys" else int(getattr(self, dim))

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from vime_proto.errors import nearest
 from vime_trainer.models._architecture import Architecture
+from vime_trainer.models._sharding import Box, Place, boxes, merge
 from vime_trainer.models._weights import Entry
 
 __all__ = ["check_names", "export", "fill", "specs"]
 
 
-def specs(entries: Sequence[Entry], params: Mapping[str, Tensor], arch: Architecture) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every Hugging Face tensor, in export order, without touching the weights."""
-    empty = {name: torch.empty(param.shape, device="meta") for name, param in params.items()}
-    return {name: tuple(tensor.shape) for name, tensor in export(entries, empty, arch)}
+def specs(entries: Iterable[Entry]) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every Hugging Face tensor, in export order."""
+    return {name: shape for entry in entries for name, shape in zip(entry.hf, entry.shapes, strict=True)}
 
 
 def export(entries: Iterable[Entry], params: Mapping[str, Tensor], arch: Architecture) -> Iterator[tuple[str, Tensor]]:
-    """Hugging Face names and detached tensors, parameter by parameter; views of the parameters where layouts agree.
+    """Hugging Face names and detached tensors of a model of one process; views of the parameters where layouts agree.
 
     A caller that keeps a tensor past the next optimizer step must copy it.
     """
@@ -34,23 +34,21 @@ def fill(
     entries: Iterable[Entry],
     params: Mapping[str, Tensor],
     arch: Architecture,
-    shapes: Mapping[str, tuple[int, ...]],
-    read: Callable[[str], Tensor],
+    read: Callable[[str, Box], Tensor],
+    place: Place = Place(),
 ) -> None:
-    """Sets every parameter from Hugging Face tensors that `read` returns by name.
+    """Sets this rank's parameters from parts of Hugging Face tensors, one parameter at a time.
 
-    Raises:
-        ValueError: a tensor of another shape than the model's.
+    Args:
+        entries: those of this rank's layers.
+        params: by Megatron's names with global layer numbers.
+        read: gives a box of the Hugging Face tensor of a name.
+        place: of this rank.
     """
     for entry in entries:
-        parts = []
-        for name in entry.hf:
-            part = read(name)
-            if tuple(part.shape) != shapes[name]:
-                raise ValueError(f"tensor {name}: shape {tuple(part.shape)}; the model needs {shapes[name]}")
-            parts.append(part)
+        local = merge(entry, [read(name, box) for name, box in boxes(entry, place)], arch, place)
         with torch.no_grad():
-            params[entry.megatron].copy_(entry.rule.merge(parts, arch))
+            params[entry.megatron].copy_(local)
 
 
 def check_names(found: Collection[str], wanted: Collection[str], source: str) -> None:

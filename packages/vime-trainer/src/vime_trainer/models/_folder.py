@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vime_trainer.files import new_directory
+from vime_trainer.models._sharding import Box
 
 __all__ = ["WeightFiles", "write_folder"]
 
@@ -40,9 +41,26 @@ class WeightFiles:
         """Names of all tensors."""
         return set(self._where)
 
-    def read(self, name: str) -> Tensor:
-        """One tensor, on the CPU."""
-        return self._where[name].get_tensor(name)
+    def check_shapes(self, specs: Mapping[str, tuple[int, ...]]) -> None:
+        """Compares shapes without reading weights.
+
+        Raises:
+            ValueError: names the first tensor of another shape.
+        """
+        for name, shape in specs.items():
+            found = tuple(self._where[name].get_slice(name).get_shape())
+            if found != shape:
+                raise ValueError(f"{self.folder}: tensor {name}: shape {found}; the model needs {shape}")
+
+    def read(self, name: str, box: Box | None = None) -> Tensor:
+        """One tensor, or a box of it, on the CPU; no more than that is read from disk."""
+        if box is None or not box:
+            return self._where[name].get_tensor(name)
+        part = self._where[name].get_slice(name)
+        if any(one.start == one.stop for one in box):
+            # safetensors knows no empty slices.
+            return part[tuple(slice(0, 1) for _ in box)][tuple(slice(0, one.stop - one.start) for one in box)]
+        return part[box]
 
 
 def write_folder(

@@ -1,4 +1,8 @@
-"""How tensors of a Hugging Face checkpoint become one Megatron parameter, and back. Views where possible."""
+"""How tensors of a Hugging Face checkpoint become one Megatron parameter, and back. Views where possible.
+
+Every rule serves whole tensors and one rank's part of them alike: ranks hold whole heads, and equal parts of what is
+stacked.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +51,13 @@ class _Qkv:
     """Per KV group: the rows of its query heads, of its key head, of its value head. Serves weights and biases."""
 
     def merge(self, parts: Sequence[Tensor], arch: Architecture) -> Tensor:
-        grouped = [part.reshape(arch.kv_heads, -1, *part.shape[1:]) for part in parts]
+        groups = parts[1].shape[0] // arch.head_dim
+        grouped = [part.reshape(groups, -1, *part.shape[1:]) for part in parts]
         return torch.cat(grouped, dim=1).flatten(0, 1)
 
     def split(self, whole: Tensor, arch: Architecture) -> list[Tensor]:
-        grouped = whole.view(arch.kv_heads, -1, *whole.shape[1:])
         sizes = [arch.heads // arch.kv_heads * arch.head_dim, arch.head_dim, arch.head_dim]
+        grouped = whole.view(-1, sum(sizes), *whole.shape[1:])
         return [part.flatten(0, 1) for part in grouped.split(sizes, dim=1)]
 
 
@@ -60,7 +65,7 @@ class _ExpertGateUp:
     """gate 0, up 0, gate 1, up 1, ... to [experts, 2 * width, hidden]."""
 
     def merge(self, parts: Sequence[Tensor], arch: Architecture) -> Tensor:
-        return torch.cat(list(parts)).view(arch.experts, -1, parts[0].shape[-1])
+        return torch.cat(list(parts)).view(len(parts) // 2, -1, parts[0].shape[-1])
 
     def split(self, whole: Tensor, arch: Architecture) -> list[Tensor]:
         return [half for expert in whole.unbind() for half in expert.chunk(2)]

@@ -6,37 +6,76 @@ from vime_trainer.models._architecture import Architecture
 from vime_trainer.models._config_file import HfConfig
 from vime_trainer.models._family import Family
 from vime_trainer.models._rules import GATE_UP, QKV
-from vime_trainer.models._weights import Weight
+from vime_trainer.models._weights import HfTensor, Weight
 
 __all__ = ["ATTENTION", "DENSE", "ENDS", "FAMILY", "common"]
 
 _HF, _MG = "model.layers.{layer}.", "decoder.layers.{layer}."
 
 ENDS = (
-    Weight("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), where="once"),
-    Weight("decoder.final_layernorm.weight", ("model.norm.weight",), where="once"),
-    Weight("output_layer.weight", ("lm_head.weight",), where="untied"),
+    Weight(
+        "embedding.word_embeddings.weight",
+        (HfTensor("model.embed_tokens.weight", "vocab hidden"),),
+        cut="vocabulary",
+        where="once",
+    ),
+    Weight("decoder.final_layernorm.weight", (HfTensor("model.norm.weight", "hidden"),), where="once"),
+    Weight("output_layer.weight", (HfTensor("lm_head.weight", "vocab hidden"),), cut="vocabulary", where="untied"),
 )
 ATTENTION = (
-    Weight(_MG + "input_layernorm.weight", (_HF + "input_layernorm.weight",)),
+    Weight(_MG + "input_layernorm.weight", (HfTensor(_HF + "input_layernorm.weight", "hidden"),)),
     Weight(
         _MG + "self_attention.linear_qkv.weight",
-        tuple(f"{_HF}self_attn.{part}_proj.weight" for part in "qkv"),
+        (
+            HfTensor(_HF + "self_attn.q_proj.weight", "queries hidden"),
+            HfTensor(_HF + "self_attn.k_proj.weight", "keys hidden"),
+            HfTensor(_HF + "self_attn.v_proj.weight", "keys hidden"),
+        ),
         QKV,
+        cut="columns",
     ),
-    Weight(_MG + "self_attention.q_layernorm.weight", (_HF + "self_attn.q_norm.weight",)),
-    Weight(_MG + "self_attention.k_layernorm.weight", (_HF + "self_attn.k_norm.weight",)),
-    Weight(_MG + "self_attention.linear_proj.weight", (_HF + "self_attn.o_proj.weight",)),
-    Weight(_MG + "pre_mlp_layernorm.weight", (_HF + "post_attention_layernorm.weight",)),
+    Weight(
+        _MG + "self_attention.linear_qkv.bias",
+        (
+            HfTensor(_HF + "self_attn.q_proj.bias", "queries"),
+            HfTensor(_HF + "self_attn.k_proj.bias", "keys"),
+            HfTensor(_HF + "self_attn.v_proj.bias", "keys"),
+        ),
+        QKV,
+        cut="columns",
+        needs="qkv_bias",
+    ),
+    Weight(
+        _MG + "self_attention.q_layernorm.weight",
+        (HfTensor(_HF + "self_attn.q_norm.weight", "head_dim"),),
+        needs="qk_norm",
+    ),
+    Weight(
+        _MG + "self_attention.k_layernorm.weight",
+        (HfTensor(_HF + "self_attn.k_norm.weight", "head_dim"),),
+        needs="qk_norm",
+    ),
+    Weight(
+        _MG + "self_attention.linear_proj.weight",
+        (HfTensor(_HF + "self_attn.o_proj.weight", "hidden queries"),),
+        cut="rows",
+    ),
+    Weight(_MG + "pre_mlp_layernorm.weight", (HfTensor(_HF + "post_attention_layernorm.weight", "hidden"),)),
 )
 DENSE = (
     Weight(
         _MG + "mlp.linear_fc1.weight",
-        (_HF + "mlp.gate_proj.weight", _HF + "mlp.up_proj.weight"),
+        (HfTensor(_HF + "mlp.gate_proj.weight", "ffn hidden"), HfTensor(_HF + "mlp.up_proj.weight", "ffn hidden")),
         GATE_UP,
+        cut="columns",
         where="dense",
     ),
-    Weight(_MG + "mlp.linear_fc2.weight", (_HF + "mlp.down_proj.weight",), where="dense"),
+    Weight(
+        _MG + "mlp.linear_fc2.weight",
+        (HfTensor(_HF + "mlp.down_proj.weight", "hidden ffn"),),
+        cut="rows",
+        where="dense",
+    ),
 )
 
 

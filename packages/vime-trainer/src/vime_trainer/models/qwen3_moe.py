@@ -6,23 +6,33 @@ from vime_trainer.models._architecture import Architecture
 from vime_trainer.models._config_file import HfConfig
 from vime_trainer.models._family import Family
 from vime_trainer.models._rules import EXPERT_DOWN, EXPERT_GATE_UP
-from vime_trainer.models._weights import Weight
+from vime_trainer.models._weights import HfTensor, Weight
 from vime_trainer.models.qwen3 import ATTENTION, DENSE, ENDS, common
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "ROUTED"]
 
 _HF, _MG = "model.layers.{layer}.mlp.", "decoder.layers.{layer}.mlp."
 _EXPERT = _HF + "experts.{expert}."
 
-_MOE = (
-    Weight(_MG + "router.weight", (_HF + "gate.weight",), where="moe"),
+ROUTED = (
+    Weight(_MG + "router.weight", (HfTensor(_HF + "gate.weight", "experts hidden"),), where="moe"),
     Weight(
         _MG + "experts.fc1",
-        (_EXPERT + "gate_proj.weight", _EXPERT + "up_proj.weight"),
+        (
+            HfTensor(_EXPERT + "gate_proj.weight", "expert_ffn hidden"),
+            HfTensor(_EXPERT + "up_proj.weight", "expert_ffn hidden"),
+        ),
         EXPERT_GATE_UP,
+        cut="columns",
         where="moe",
     ),
-    Weight(_MG + "experts.fc2", (_EXPERT + "down_proj.weight",), EXPERT_DOWN, where="moe"),
+    Weight(
+        _MG + "experts.fc2",
+        (HfTensor(_EXPERT + "down_proj.weight", "hidden expert_ffn"),),
+        EXPERT_DOWN,
+        cut="rows",
+        where="moe",
+    ),
 )
 
 
@@ -40,4 +50,4 @@ def _architecture(config: HfConfig) -> Architecture:
     )
 
 
-FAMILY = Family("qwen3_moe", ("Qwen3MoeForCausalLM",), _architecture, (*ENDS, *ATTENTION, *DENSE, *_MOE))
+FAMILY = Family("qwen3_moe", ("Qwen3MoeForCausalLM",), _architecture, (*ENDS, *ATTENTION, *DENSE, *ROUTED))

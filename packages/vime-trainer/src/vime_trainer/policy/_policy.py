@@ -53,8 +53,8 @@ class Policy:
         self.device = megatron.device()
         self.replay: Any = None
         self._entries = models.expand(self.family.weights, self.arch)
-        models.check_names({entry.megatron for entry in self._entries}, self.parameters(), "weight table")
-        self._specs = models.specs(self._entries, self.parameters(), self.arch)
+        models.check_names({entry.megatron for entry in self._entries}, self.weights(), "weight table")
+        self._specs = models.specs(self._entries)
 
     @classmethod
     def from_hf(
@@ -96,15 +96,19 @@ class Policy:
         policy = cls(models.read_config(path), dtype, layout, recompute=False)
         std = policy.arch.init_std
 
-        def read(name: str) -> Tensor:
-            return models.random_tensor(name, policy._specs[name], std, seed, policy.dtype)
+        def read(name: str, box: models.Box) -> Tensor:
+            return models.random_tensor(name, policy._specs[name], std, seed, policy.dtype)[box]
 
-        models.fill(policy._entries, policy.parameters(), policy.arch, policy._specs, read)
+        models.fill(policy._entries, policy.weights(), policy.arch, read)
         return policy
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """Megatron's parameters by name, tied ones once."""
         return dict(self.model.named_parameters())
+
+    def weights(self) -> dict[str, Tensor]:
+        """All that belongs in a folder or an update, by Megatron's name: parameters, and what training leaves as it is."""
+        return megatron.weights(self.model)
 
     def load_hf(self, folder: str | Path) -> None:
         """Replaces all weights by those of another folder of the same architecture.
@@ -120,7 +124,8 @@ class Policy:
         if self.arch.tied:
             ignored |= {"lm_head.weight"}
         models.check_names(files.names - ignored, self._specs, str(folder))
-        models.fill(self._entries, self.parameters(), self.arch, self._specs, files.read)
+        files.check_shapes(self._specs)
+        models.fill(self._entries, self.weights(), self.arch, files.read)
 
     def forward(self, batch: PackedBatch, wanted: Tensor | None = None) -> TokenOutputs:
         """Log-probability and entropy of each token given those before it in its sequence.
@@ -164,7 +169,7 @@ class Policy:
 
         Copy what must survive the next optimizer step. All experts of a layer come one after the other.
         """
-        return models.export(self._entries, self.parameters(), self.arch)
+        return models.export(self._entries, self.weights(), self.arch)
 
     def save_hf(self, folder: str | Path, side_files: str | Path | None = None, max_shard_bytes: int = 4 << 30) -> Path:
         """Writes a folder that transformers and vLLM load: weights, config.json, and tokenizer files.
