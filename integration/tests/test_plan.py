@@ -37,6 +37,14 @@ def test_every_process_is_told_what_the_others_are(tmp_path):
     assert tomllib.loads(folder.config("trainer").read_text()) == known["trainer"]
 
 
+def test_an_engine_of_a_later_life_is_told_where_the_trainer_is(tmp_path):
+    plan, _ = plan_of(tmp_path)
+    engine, trainer = plan[2], plan[-1]
+    assert "weights" not in connect(engine, plan)
+    trainer.address = "127.0.0.1:7"
+    assert connect(engine, plan)["weights"] == "127.0.0.1:7"
+
+
 def test_before_anything_runs_addresses_stand_as_unknown(tmp_path):
     plan, _ = plan_of(tmp_path)
     assert connect(plan[-1], plan)["buffer"] == UNKNOWN

@@ -77,7 +77,8 @@ class Hosts:
             bundle = {"GPU": float(stage.gpus)} | ({"CPU": stage.cpus} if stage.cpus else {})
             group = placement_group([bundle] * len(processes), strategy="PACK")
             try:
-                await asyncio.wait_for(group.ready(), stage.start_seconds)
+                async with asyncio.timeout(stage.start_seconds):
+                    await group.ready()
             except TimeoutError:
                 raise RuntimeError(
                     f"{processes[0].kind}: the cluster has no room for {len(processes)} x {bundle} "

@@ -130,8 +130,11 @@ def connect(process: Process, known: Sequence[Process], host: str | None = None)
         engines = [{"id": p.name, "address": p.address} for p in at["engine"] if p.external]
         if engines:
             given["engines"] = engines
-    elif process.kind == "engine" and "router" in first:
-        given["router"] = first["router"]
+    elif process.kind == "engine":
+        given |= {"router": first["router"]} if "router" in first else {}
+        # Known from an engine's second life on, or when the trainer runs elsewhere: the weights that it missed are there.
+        if at["trainer"] and at["trainer"][0].address:
+            given["weights"] = at["trainer"][0].address
     elif process.kind == "worker":
         given |= {"buffer": first["buffer"], "rollout": first.get("router") or first["engine"]}
     elif process.kind == "trainer":

@@ -49,6 +49,34 @@ def test_a_child_ends_with_its_parent_however_that_ends():
     assert _gone(child)
 
 
+# As process 1 of a container: a child of it has a parent like any other. (A process id namespace of its own would need rights.)
+UNDER_INIT = """
+import os
+os.getppid = lambda: 1
+from vime_proto.process import exit_with_parent
+exit_with_parent(0.05)
+print("runs", flush=True)
+"""
+# The parent ends while the child imports.
+ORPHANED = """
+import os
+from vime_proto.process import exit_with_parent
+os.getppid = lambda: 1
+exit_with_parent(0.05)
+print("runs", flush=True)
+"""
+
+
+def test_process_1_is_a_parent_like_any_other():
+    done = subprocess.run([sys.executable, "-c", UNDER_INIT], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (0, "runs\n"), done.stderr
+
+
+def test_a_parent_that_ended_before_the_watch_began_is_noticed():
+    done = subprocess.run([sys.executable, "-c", ORPHANED], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+
+
 def test_an_address_file_appears_whole(tmp_path):
     path = tmp_path / "deep" / "address"
     write_address_file(path, "[::1]:5")

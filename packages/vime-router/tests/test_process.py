@@ -58,6 +58,13 @@ def engine_process():
     return lambda name: Process([sys.executable, str(Path(__file__).with_name("scripted.py")), name])
 
 
+async def test_a_stop_right_after_the_address_is_known_is_a_clean_one(tmp_path):
+    address_file = tmp_path / "address"
+    async with Process(command("serve", "--address-file", str(address_file))) as router:
+        router.process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(router.process.wait(), 10) == 0
+
+
 async def test_serve_list_and_stop(tmp_path):
     config = tmp_path / "router.toml"
     address_file = tmp_path / "address"

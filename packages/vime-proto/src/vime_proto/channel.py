@@ -56,11 +56,15 @@ def _options(max_message_bytes: int) -> list[tuple[str, int]]:
     ]
 
 
-def _credentials(tls_ca, tls_certificate, tls_key) -> grpc.ChannelCredentials | None:
-    if not (tls_ca or tls_certificate):
-        return None
-    read = lambda path: Path(path).read_bytes() if path else None  # noqa: E731
-    return grpc.ssl_channel_credentials(read(tls_ca), read(tls_key), read(tls_certificate))
+def _open(library, address: str, tls: tuple[str | None, str | None, str | None], max_message_bytes: int, **more):
+    """A channel of ``grpc`` or ``grpc.aio``; ``tls`` holds the paths of authority, certificate and key."""
+    split_address(address)
+    options = _options(max_message_bytes)
+    authority, certificate, key = tls
+    if not (authority or certificate):
+        return library.insecure_channel(address, options, **more)
+    pem = [Path(path).read_bytes() if path else None for path in (authority, key, certificate)]
+    return library.secure_channel(address, grpc.ssl_channel_credentials(*pem), options, **more)
 
 
 class _Token:
@@ -134,12 +138,8 @@ def open_channel(
     Raises:
         ContractError: an address of another form.
     """
-    split_address(address)
-    credentials = _credentials(tls_ca, tls_certificate, tls_key)
     interceptors = [kind(token) for kind in _TOKENS] if token else None
-    if credentials is None:
-        return grpc.aio.insecure_channel(address, _options(max_message_bytes), interceptors=interceptors)
-    return grpc.aio.secure_channel(address, credentials, _options(max_message_bytes), interceptors=interceptors)
+    return _open(grpc.aio, address, (tls_ca, tls_certificate, tls_key), max_message_bytes, interceptors=interceptors)
 
 
 def open_sync_channel(
@@ -151,12 +151,7 @@ def open_sync_channel(
     max_message_bytes: int = _DEFAULT_MESSAGE_BYTES,
 ) -> grpc.Channel:
     """As ``open_channel``, for threads."""
-    split_address(address)
-    credentials = _credentials(tls_ca, tls_certificate, tls_key)
-    if credentials is None:
-        channel = grpc.insecure_channel(address, _options(max_message_bytes))
-    else:
-        channel = grpc.secure_channel(address, credentials, _options(max_message_bytes))
+    channel = _open(grpc, address, (tls_ca, tls_certificate, tls_key), max_message_bytes)
     return grpc.intercept_channel(channel, _SyncToken(token)) if token else channel
 
 

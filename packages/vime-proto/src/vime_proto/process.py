@@ -13,19 +13,32 @@ import threading
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+# As early as can be: a parent that ends while we still import is seen to have ended.
+_parent = os.getppid()
+
+
+def _forked() -> None:
+    global _parent
+    _parent = os.getppid()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def exit_with_parent(poll_seconds: float = 0.5) -> None:
     """Ends this process when its parent ends, however the parent ends.
 
     On Linux the kernel sends SIGTERM when the parent's *thread* that started us ends; a watch on the parent's process id backs
-    that up and covers other systems.
+    that up and covers other systems. Process 1 is a parent like any other (in a container it may be what started us); it ends
+    together with everything else, so that nothing has to be watched.
     """
-    parent = os.getppid()
+    parent = _parent
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent or parent == 1:
+    if os.getppid() != parent:
         os._exit(1)
+    if parent == 1:
+        return
 
     def watch() -> None:
         grace = threading.Event()
@@ -49,15 +62,13 @@ def write_address_file(path: str | os.PathLike[str], address: str) -> None:
 
 
 def stop_event() -> asyncio.Event:
-    """An event of the running loop that SIGINT and SIGTERM set."""
+    """An event of the running loop that SIGINT and SIGTERM set.
+
+    A server takes it before it tells anyone its address: whoever reads the address may ask it to stop at once.
+    """
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(number, event.set)
     return event
-
-
-async def until_stopped() -> None:
-    """Waits for SIGINT or SIGTERM."""
-    await stop_event().wait()

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from vime_proto.channel import open_channel
 from vime_proto.errors import StatusError, describe, nearest
-from vime_proto.process import exit_with_parent, until_stopped, write_address_file
+from vime_proto.process import exit_with_parent, stop_event, write_address_file
 from vime_proto.router.v1 import router_pb2 as pb
 from vime_proto.router.v1 import router_pb2_grpc
 from vime_proto.settings import Settings, load
@@ -32,11 +32,12 @@ class ListSettings(Settings):
 
 
 async def _serve(settings: RouterSettings) -> None:
+    stopped = stop_event()
     async with serve(settings) as server:
         if settings.address_file:
             write_address_file(settings.address_file, server.address)
         print(f"listening on {server.address}", flush=True)
-        await until_stopped()
+        await stopped.wait()
 
 
 async def _list(settings: ListSettings) -> None:

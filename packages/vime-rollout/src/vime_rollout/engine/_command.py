@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from vime_proto.errors import ContractError, StatusError
 from vime_proto.process import exit_with_parent, stop_event, write_address_file
@@ -18,6 +20,7 @@ from vime_proto.settings import load
 from vime_proto.version import policy_version
 from vime_rollout import __version__
 from vime_rollout.engine import _routes
+from vime_rollout.engine._catch_up import CatchUp
 from vime_rollout.engine._control_service import ControlServicer
 from vime_rollout.engine._engine import Engine
 from vime_rollout.engine._generation import Generation
@@ -66,6 +69,7 @@ async def _serve(settings: EngineSettings, model: ModelDescription) -> int:
             package="vime-rollout", role="engine", package_version=__version__, run_id=settings.run_id,
             capabilities=engine.capabilities,
         )  # fmt: skip
+        control = ControlServicer(engine)
         server = await start_server(
             [
                 (
@@ -75,7 +79,7 @@ async def _serve(settings: EngineSettings, model: ModelDescription) -> int:
                 ),
                 (
                     rollout_pb2_grpc.add_EngineControlServiceServicer_to_server,
-                    ControlServicer(engine),
+                    control,
                     "vime.rollout.v1.EngineControlService",
                 ),
             ],
@@ -88,11 +92,18 @@ async def _serve(settings: EngineSettings, model: ModelDescription) -> int:
         await prove(engine)
         engine.machine.started(policy_version(settings.run_id, 0, 0))
         engine.changed()
+        # Health stays NOT_SERVING meanwhile: a router that knew an earlier life of this engine sends nothing to old weights.
+        catch_up = CatchUp(engine, control) if settings.weights else None
+        if catch_up:
+            await _unless(stopped, catch_up.first())
+            catch_up.start()
         await server.set_serving(True)
         registration = Registration(settings, server.address) if settings.router else None
         if registration:
             registration.start()
         dead = await _until_end(stopped, engine)
+        if catch_up:
+            await catch_up.stop()
         if registration:
             await registration.stop()
         await server.stop(0.5)
@@ -137,14 +148,26 @@ def _check_capture(settings: EngineSettings, model: ModelDescription) -> None:
         raise ContractError("route_capture", f"{model.architecture} in {model.folder} has no routed experts")
 
 
+async def _unless(stopped: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Does the work, or leaves it when the process is told to stop."""
+    task, stop = asyncio.ensure_future(work), asyncio.ensure_future(stopped.wait())
+    try:
+        await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+    finally:
+        for one in (task, stop):
+            one.cancel()
+        await asyncio.gather(task, stop, return_exceptions=True)
+
+
 async def _until_end(stopped: asyncio.Event, engine: Engine) -> bool:
     """Waits for a signal or the end of the backend; whether it was the latter."""
     while not stopped.is_set():
         if not engine.backend.alive:
             print(f"{_PROG}: vLLM's engine core has ended; the engine cannot go on", file=sys.stderr, flush=True)
             return True
-        try:
-            await asyncio.wait_for(stopped.wait(), 0.25)
-        except TimeoutError:
-            continue
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.25):
+                await stopped.wait()
     return False

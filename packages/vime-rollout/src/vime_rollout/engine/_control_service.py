@@ -15,7 +15,7 @@ from vime_proto.update_state import ChunkAssembler
 from vime_proto.validate import validate_in_flight
 from vime_rollout.engine._engine import Engine
 from vime_rollout.engine._transports import Transport, anonymous, make_transport
-from vime_rollout.engine._updates import Updates
+from vime_rollout.engine._updates import Update, Updates
 
 
 class ControlServicer(rollout_pb2_grpc.EngineControlServiceServicer):
@@ -28,6 +28,11 @@ class ControlServicer(rollout_pb2_grpc.EngineControlServiceServicer):
         self._log = RequestLog()
         self._transports: dict[str, Transport] = {}
         self._frozen = False  # what is in flight takes no steps
+
+    @property
+    def open_update(self) -> Update | None:
+        """The update that is open now."""
+        return self._updates.open
 
     async def GetStatus(self, request, context):
         return pb.GetStatusResponse(status=self._engine.status())

@@ -66,6 +66,10 @@ class Engine:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
+    async def wait_changed(self) -> None:
+        """Waits until the state has changed."""
+        await self._changed.wait()
+
     def status(self) -> pb.EngineStatus:
         """The status now."""
         status = pb.EngineStatus(
@@ -153,8 +157,10 @@ class Engine:
                         f"{show(self._stamp)}",
                     )
                 left = max(0.0, deadline - time.monotonic()) if serving and deadline is not None else None
+                # Not wait_for: on Python 3.11 it loses a cancellation that comes together with the event.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), left)
+                    async with asyncio.timeout(left):
+                        await self._changed.wait()
         finally:
             self._waiting -= 1
 
@@ -192,7 +198,8 @@ class Engine:
                 return False
             self._idle.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), left)
+                async with asyncio.timeout(left):
+                    await self._idle.wait()
         return True
 
     async def _abort_quietly(self, internal_ids: list[str]) -> None:

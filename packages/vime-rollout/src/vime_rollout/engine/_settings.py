@@ -17,6 +17,13 @@ class EngineSettings(Settings):
     run_id: str = Field("run", min_length=1, description="run whose number 0 of lineage 0 the folder holds")
     router: str | None = Field(None, description="host:port of a router to register at")
     router_token_file: str | None = Field(None, description="file with the bearer token that the router asks for")
+    weights: str | None = Field(
+        None, description="host:port of the trainer's WeightService; a late or restarted engine catches up from it"
+    )
+    weights_token_file: str | None = Field(None, description="file with the bearer token that the trainer asks for")
+    weights_seconds: float = Field(
+        20.0, gt=0, description="how long the start waits for the trainer to answer; then it serves what the folder holds"
+    )
     advertise: str | None = Field(None, description="host:port that the router is told; default: where it listens")
     lease_seconds: float = Field(10.0, gt=0, description="for how long a registration holds; renewed at a third of it")
     labels: dict[str, str] = Field({}, description="words that describe the engine to the router")
