@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from batches import advantages, evaluate, one_token_batch, streams, toy
 
 from vime_trainer import algorithms
 from vime_trainer.algorithms import (
@@ -15,41 +16,9 @@ from vime_trainer.algorithms import (
     correction_weights,
     get_algorithm,
     kl_terms,
-    objective,
     overlong_penalty,
     token_weights,
 )
-
-
-def one_token_batch(rewards, groups=None, usable=None, group_size=None):
-    """A batch of rollouts with one sample of one trainable token each."""
-    count = len(rewards)
-    groups = np.zeros(count, np.int64) if groups is None else np.asarray(groups)
-    usable = np.ones(count, bool) if usable is None else np.asarray(usable)
-    return RolloutBatch(
-        rewards=np.asarray(rewards, np.float64),
-        groups=groups,
-        usable=usable,
-        truncated=np.zeros(count, bool),
-        sample_rollouts=np.arange(count),
-        lengths=np.ones(count, np.int64),
-        mask=usable.copy(),
-        group_ids=tuple(f"g{i}" for i in range(groups.max() + 1)),
-        group_size=count if group_size is None else group_size,
-    )
-
-
-def streams(lengths, mask=None, **values):
-    total = sum(lengths)
-    bounds = torch.tensor([0, *np.cumsum(lengths)])
-    mask = torch.ones(total, dtype=torch.bool) if mask is None else torch.tensor(mask)
-    return Streams(mask, bounds, {name: torch.as_tensor(v, dtype=torch.float32) for name, v in values.items()})
-
-
-def advantages(name, batch, **settings):
-    algorithm = get_algorithm(name)
-    return algorithm.advantage(batch, AlgorithmSettings(name=name, **settings))["advantages"]
-
 
 REWARDS = [1, 0, 0, 1, 1, 0, 0, 0]
 
@@ -226,48 +195,6 @@ def test_rollouts_without_trainable_tokens_are_not_in_the_denominator():
     nothing = dataclasses.replace(two_and_six(), mask=np.zeros(8, bool))
     for aggregation in algorithms.AGGREGATIONS:
         assert (token_weights(nothing, aggregation, constant_length=8) == 0).all()
-
-
-def evaluate(logprobs, given, **settings):
-    settings = AlgorithmSettings(**settings)
-    return objective(get_algorithm(settings.name), settings, logprobs, torch.full_like(logprobs, 0.5), given)
-
-
-def toy(**values):
-    base = {
-        "advantages": [1.0, -1.0, -0.5],
-        "old_logprobs": [-1.0, -1.0, -1.0],
-        "engine_logprobs": [-1.2, -0.9, -3.0],
-        "reference_logprobs": [-1.1, -1.3, -0.8],
-        "weights": [1 / 3] * 3,
-    }
-    return streams([3], **{**base, **values})
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"clip_low": 0.01},
-        {"clip_high": 0.01},
-        {"clip_dual": 1.1},
-        {"correction": "none"},
-        {"correction_high": 1.1},
-        {"correction": "icepop", "correction_low": 0.95},
-        {"old_policy": "engine"},
-        {"entropy_coefficient": 0.1},
-        {"kl": {"coefficient": 0.1}},
-    ],
-)
-def test_every_option_changes_the_loss(option):
-    logprobs = torch.tensor([-0.5, -0.6, -1.4])
-    assert evaluate(logprobs, toy(), **option).loss.item() != pytest.approx(evaluate(logprobs, toy()).loss.item())
-
-
-@pytest.mark.parametrize("estimator", ["k1", "k2"])
-def test_the_kl_estimator_changes_the_loss(estimator):
-    logprobs = torch.tensor([-0.5, -0.6, -1.4])
-    losses = [evaluate(logprobs, toy(), kl={"coefficient": 0.1, "estimator": e}).loss.item() for e in (estimator, "k3")]
-    assert losses[0] != pytest.approx(losses[1])
 
 
 @pytest.mark.parametrize("jump", [100.0, -100.0])

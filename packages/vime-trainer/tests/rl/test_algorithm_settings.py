@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from vime_trainer import algorithms
-from vime_trainer.algorithms import AlgorithmSettings, check_correction, get_algorithm
+from vime_trainer.algorithms import AlgorithmSettings, algorithm_of, check_correction, get_algorithm
 
 
 def test_public_names():
@@ -20,18 +20,31 @@ def test_public_names():
         "RolloutBatch",
         "Streams",
         "Terms",
+        "advantage_streams",
+        "algorithm_of",
         "centred",
         "check_correction",
         "clipped",
+        "correction_scale",
         "correction_weights",
+        "critic_objective",
+        "gae",
         "get_algorithm",
         "group_statistics",
+        "kl_penalty",
         "kl_terms",
         "log_ratio",
+        "normalised",
         "objective",
         "overlong_penalty",
+        "proximal_alpha",
+        "proximal_logprobs",
+        "required_columns",
+        "sequence_mask",
         "token_clipped_loss",
+        "token_rewards",
         "token_weights",
+        "value_loss",
     ]
 
 
@@ -74,6 +87,10 @@ def test_algorithms_bring_their_own_defaults():
         ("trainer", "tis", None),
         ("trainer", "icepop", None),
         ("trainer", "none", "stale"),
+        ("trainer", "importance", None),
+        ("trainer", "k3", None),
+        ("linear", "tis", None),
+        ("linear", "none", "stale"),
         ("engine", "none", None),
         ("engine", "tis", "twice"),
     ],
@@ -91,3 +108,36 @@ def test_which_losses_are_legal(name, staleness, old_policy, correction, refused
 
 def test_stale_samples_without_correction_need_a_word():
     check_correction("trainer", "none", 2, uncorrected=True)
+
+
+def test_a_users_loss_and_advantage_by_import_path():
+    settings = AlgorithmSettings(name="gspo", loss="plugin:loss")
+    algorithm = algorithm_of(settings)
+    assert algorithm.loss.__module__ == "plugin" and algorithm.advantage is get_algorithm("gspo").advantage
+    assert algorithm.aggregation == "sequence" and settings.clip_high == 4e-4
+    assert algorithm_of(AlgorithmSettings(advantage="plugin:advantage")).advantage.__module__ == "plugin"
+    for bad, message in (
+        ("plugin:nothing", "cannot import"),
+        ("plugin", '"module:function"'),
+        ("plugin:REINFORCE", "not a fu"),
+    ):
+        with pytest.raises(ValidationError, match=message):
+            AlgorithmSettings(loss=bad)
+
+
+def test_defaults_of_a_table_are_kept_key_by_key():
+    kl = AlgorithmSettings(name="reinforce_plus_plus", kl={"coefficient": 0.01}).kl
+    assert (kl.coefficient, kl.place, kl.estimator) == (0.01, "reward", "k1")
+    assert AlgorithmSettings(name="reinforce_plus_plus_baseline", kl={"coefficient": 0.01}).kl.estimator == "k2"
+
+
+def test_a_kl_loss_without_a_gradient_is_refused():
+    with pytest.raises(ValidationError, match='gradient of "k1" is zero in expectation'):
+        AlgorithmSettings(kl={"coefficient": 0.1, "estimator": "k1"})
+    assert AlgorithmSettings(kl={"coefficient": 0.1, "estimator": "k1", "place": "reward"}).kl.place == "reward"
+
+
+@pytest.mark.parametrize("settings", [{"old_policy": "engine"}, {"old_policy": "linear"}, {"correction": "none"}])
+def test_normalised_weights_need_weights_before_the_cut(settings):
+    with pytest.raises(ValidationError, match="correction_normalise: needs"):
+        AlgorithmSettings(correction_normalise=True, **settings)

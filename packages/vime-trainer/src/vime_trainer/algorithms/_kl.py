@@ -6,23 +6,27 @@ import torch
 
 from vime_proto.errors import nearest
 
-ESTIMATORS = ("k1", "k2", "k3")
+ESTIMATORS = ("k1", "k2", "k3", "k1+", "k3+")
 _LIMIT = 20.0
 
 
 def kl_terms(logprobs: torch.Tensor, reference: torch.Tensor, estimator: str) -> torch.Tensor:
     """[T], with d = log pi_ref - log pi clamped to +-20: k1 = -d, k2 = d^2 / 2, k3 = e^d - d - 1.
 
-    k1 and k3 are unbiased in value; k2 is biased in value but its gradient is that of the KL.
+    k1 and k3 are unbiased in value, but differentiated they give another gradient than the KL's: that of k1 is zero in
+    expectation. k2 is biased in value and its gradient is the KL's. "k1+" and "k3+" have the value of k1 and k3 and the
+    gradient of k2.
 
     Raises:
         ValueError: unknown estimator.
     """
+    if estimator not in ESTIMATORS:
+        raise ValueError(nearest(estimator, ESTIMATORS, "KL estimator"))
     d = (reference - logprobs).clamp(-_LIMIT, _LIMIT)
-    if estimator == "k1":
-        return -d
     if estimator == "k2":
         return 0.5 * d * d
-    if estimator == "k3":
-        return d.exp() - d - 1.0
-    raise ValueError(nearest(estimator, ESTIMATORS, "KL estimator"))
+    value = -d if estimator in ("k1", "k1+") else d.exp() - d - 1.0
+    if not estimator.endswith("+"):
+        return value
+    right = 0.5 * d * d
+    return value.detach() + right - right.detach()

@@ -1,4 +1,7 @@
-"""The whole loss of a micro-batch: the algorithm's terms, corrected, with entropy bonus and KL, masked and weighted."""
+"""The whole loss of a micro-batch: the algorithm's terms, corrected, with entropy bonus and KL, masked and weighted.
+
+The critic's loss is masked and weighted in the same way.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ._corrections import correction_weights
+from ._corrections import correction_weights, sequence_mask
 from ._kl import kl_terms
 from ._types import Algorithm, Streams
 
@@ -41,7 +44,7 @@ def objective(
     terms = algorithm.loss(logprobs, entropy, streams, settings)
     total, metrics = terms.loss, dict(terms.metrics)
     old = streams.old_logprobs(logprobs)
-    if settings.old_policy == "trainer" and settings.correction != "none":
+    if settings.old_policy != "engine" and settings.correction != "none":
         weights = correction_weights(
             settings.correction,
             old,
@@ -50,16 +53,34 @@ def objective(
             settings.correction_low,
             settings.correction_high,
         )
+        scale = streams.values.get("correction_scale")
+        weights = weights if scale is None else weights * scale
         total = total * weights
         metrics["correction_weight"] = weights
+    if settings.sequence_mask is not None:
+        kept = sequence_mask(logprobs, streams, settings.sequence_mask)
+        total = total * kept
+        metrics["sequence_mask"] = kept
     if settings.entropy_coefficient:
         total = total - settings.entropy_coefficient * entropy
     reference = streams.values.get("reference_logprobs")
     if reference is not None:
         kl = kl_terms(logprobs, reference, settings.kl.estimator)
-        total = total + settings.kl.coefficient * kl
+        if settings.kl.place == "loss":
+            total = total + settings.kl.coefficient * kl
         # A copy: the metric must not change with what happens to the tensor later.
         metrics["kl"] = kl.detach().clone()
     metrics["entropy"] = entropy.detach().clone()
     total = torch.where(streams.mask, total, zero)
     return Objective((total * streams["weights"]).sum(), metrics)
+
+
+def critic_objective(algorithm: Algorithm, settings, values: torch.Tensor, streams: Streams) -> Objective:
+    """Evaluates the critic's loss, from live values [T]; `streams["weights"]` carries the aggregation.
+
+    Values at masked positions are replaced before any arithmetic.
+    """
+    zero = torch.zeros_like(values)
+    terms = algorithm.value_loss(torch.where(streams.mask, values, zero), streams, settings)
+    total = torch.where(streams.mask, terms.loss, zero)
+    return Objective((total * streams["weights"]).sum(), dict(terms.metrics))

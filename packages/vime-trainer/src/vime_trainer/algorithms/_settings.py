@@ -12,37 +12,72 @@ from vime_proto.settings import Section
 from ._aggregation import AGGREGATIONS
 from ._corrections import CORRECTIONS
 from ._kl import ESTIMATORS
-from ._registry import get_algorithm
+from ._registry import ALGORITHMS, algorithm_of, get_algorithm
 
 
 class KlSettings(Section):
     """KL to the reference policy, which is the model that the run started from."""
 
     coefficient: float = Field(0.0, ge=0, description="0 turns it off, and no reference is loaded")
-    estimator: str = Field("k3", description="k1, k2 or k3")
+    estimator: str = Field("k3", description="k1, k2, k3; k1+ and k3+ have their value and the gradient of k2")
+    place: Literal["loss", "reward"] = Field("loss", description="term of the loss, or penalty within the reward")
+    refresh_interval: int | None = Field(
+        None,
+        ge=1,
+        description="batches after which the reference becomes the policy as it is then; absent keeps the first",
+    )
 
     @field_validator("estimator")
     @classmethod
     def _known(cls, value: str) -> str:
         return _one_of(value, ESTIMATORS, "KL estimator")
 
+    @model_validator(mode="after")
+    def _has_a_gradient(self) -> KlSettings:
+        if self.coefficient > 0 and self.place == "loss" and self.estimator == "k1":
+            raise ValueError(
+                'estimator: the gradient of "k1" is zero in expectation, so as a loss it does nothing; use "k1+", "k2" or '
+                '"k3", or place = "reward"'
+            )
+        return self
+
 
 class AlgorithmSettings(Section):
     """What is optimised. Keys that an algorithm does not read are harmless to it."""
 
-    name: str = Field("grpo", description="grpo, dr_grpo, rloo, gspo, cispo, dapo, or module:attribute")
-    clip_low: float = Field(0.2, ge=0, description="the ratio is clipped to [1 - clip_low, 1 + clip_high]")
+    name: str = Field("grpo", description=f"{', '.join(ALGORITHMS)}, or module:attribute")
+    advantage: str | None = Field(None, description="module:function in place of the algorithm's own advantage")
+    loss: str | None = Field(None, description="module:function in place of the algorithm's own loss")
+    clip_low: float = Field(
+        0.2, ge=0, description="the ratio is clipped to [1 - clip_low, 1 + clip_high]; dppo: bound on probabilities"
+    )
     clip_high: float = Field(0.28, ge=0, description="see clip_low")
     clip_dual: float | None = Field(None, gt=1, description="dual clip for negative advantages; off when absent")
     aggregation: str | None = Field(None, description="token, sequence or constant; absent takes the algorithm's own")
     constant_length: int | None = Field(None, ge=1, description='divisor of aggregation "constant", in tokens')
-    old_policy: Literal["trainer", "engine"] = Field("trainer", description="what the ratio is relative to")
+    old_policy: Literal["trainer", "engine", "linear"] = Field(
+        "trainer",
+        description="what the ratio is relative to: log-probs of the trainer before the batch's first update, those of the "
+        "engine, or those on the line between engine and live policy, by versions",
+    )
     correction: str = Field("tis", description=", ".join(CORRECTIONS))
     correction_low: float | None = Field(None, description="lower bound of icepop and geometric")
     correction_high: float | None = Field(None, description="upper bound; 2 for tis")
+    correction_normalise: bool = Field(False, description="divide the correction's weights by their mean over the step")
+    sequence_mask: float | None = Field(
+        None,
+        ge=0,
+        description="drop negative advantages of sequences whose mean log(engine / policy) exceeds this; off when absent",
+    )
     uncorrected: bool = Field(False, description="allows stale samples without any correction")
     entropy_coefficient: float = Field(0.0, ge=0, description="entropy bonus")
     kl: KlSettings = KlSettings()
+    gamma: float = Field(1.0, ge=0, le=1, description="ppo: discount of a token")
+    gae_lambda: float = Field(1.0, ge=0, le=1, description="ppo: lambda of generalised advantage estimation")
+    normalise_advantages: bool = Field(False, description="ppo: mean 0 and deviation 1 over the batch's tokens")
+    value_clip: float | None = Field(
+        0.2, gt=0, description="ppo: values of the critic move at most this far from those before; absent does not clip"
+    )
     overlong_limit: int | None = Field(None, ge=1, description="dapo: longest response, in tokens; off when absent")
     overlong_margin: int = Field(4096, ge=1, description="dapo: tokens below the limit where the penalty starts")
     options: dict[str, Any] = Field(default_factory=dict, description="free keys for an algorithm of your own")
@@ -56,7 +91,11 @@ class AlgorithmSettings(Section):
         base = {"aggregation": algorithm.aggregation, **algorithm.defaults}
         if values.get("old_policy") == "engine":
             base["correction"] = "none"
-        return {**base, **values}
+        merged = {**base, **values}
+        for key, default in base.items():
+            if isinstance(default, dict) and isinstance(values.get(key), dict):
+                merged[key] = {**default, **values[key]}
+        return merged
 
     @field_validator("correction")
     @classmethod
@@ -69,6 +108,12 @@ class AlgorithmSettings(Section):
             _one_of(self.aggregation, AGGREGATIONS, "aggregation")
         if self.aggregation == "constant" and self.constant_length is None:
             raise ValueError('constant_length: needed by aggregation "constant"; the longest response, in tokens')
+        if self.correction_normalise and (self.old_policy != "trainer" or self.correction == "none"):
+            raise ValueError(
+                'correction_normalise: needs old_policy = "trainer" and a correction, whose weights are known before the '
+                "batch is cut"
+            )
+        algorithm_of(self)
         if self.overlong_limit is not None and self.overlong_margin >= self.overlong_limit:
             raise ValueError("overlong_margin: must be below overlong_limit")
         return self

@@ -24,7 +24,8 @@ class RolloutBatch:
         mask: bool [T], trainable tokens of usable rollouts.
         group_ids: G names, for errors.
         group_size: rollouts that a group was meant to have.
-        logprobs: float32 [T] each, by name: "engine"; "old" and "reference" where they were computed.
+        logprobs: float32 [T] each, by name: "engine"; "old", "reference" and "teacher" where there are such.
+        values: float32 [T], the critic's value of the prefix before each trainable token; None without a critic.
     """
 
     rewards: np.ndarray
@@ -37,6 +38,7 @@ class RolloutBatch:
     group_ids: tuple[str, ...]
     group_size: int
     logprobs: Mapping[str, np.ndarray] = field(default_factory=dict)
+    values: np.ndarray | None = None
 
     @property
     def token_rollouts(self) -> np.ndarray:
@@ -52,6 +54,10 @@ class RolloutBatch:
         """float32 [T]: one value a rollout, on each of its trainable tokens; 0 elsewhere."""
         return np.where(self.mask, values[self.token_rollouts], 0.0).astype(np.float32)
 
+    def policy_logprobs(self) -> np.ndarray:
+        """float32 [T]: the old policy's log-probs where they were computed, else those of the engine that sampled."""
+        return self.logprobs["old"] if "old" in self.logprobs else self.logprobs["engine"]
+
 
 @dataclass(frozen=True)
 class Streams:
@@ -61,7 +67,7 @@ class Streams:
         mask: bool [T], tokens that count. Every other stream is 0 where it is False.
         cu_seqlens: int64 [S + 1], bounds of the sequences.
         values: float32 [T] each, by name: what `advantage` returned, and "engine_logprobs", "old_logprobs",
-            "reference_logprobs" where there are such.
+            "reference_logprobs", "values", "proximal_alpha" and "correction_scale" where there are such.
     """
 
     mask: torch.Tensor
@@ -77,9 +83,18 @@ class Streams:
         return self.values[name]
 
     def old_logprobs(self, logprobs: torch.Tensor) -> torch.Tensor:
-        """Log-probs of the old policy; those of the detached forward where it was not run separately."""
+        """Log-probs of the old policy, detached.
+
+        Those that were computed before the first update; else, with "proximal_alpha", those on the line between engine
+        and `logprobs` (see `proximal_logprobs`); else `logprobs` itself.
+        """
         old = self.values.get("old_logprobs")
-        return logprobs.detach() if old is None else old
+        if old is not None:
+            return old
+        alpha = self.values.get("proximal_alpha")
+        if alpha is not None:
+            return proximal_logprobs(self.values["engine_logprobs"], logprobs.detach(), alpha)
+        return logprobs.detach()
 
     def sequence_sum(self, values: torch.Tensor) -> torch.Tensor:
         """[S]: sum of `values` [T] over each sequence's trainable tokens. Masked values do not matter, NaN included."""
@@ -114,22 +129,37 @@ class Terms:
     metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
+def proximal_logprobs(engine: torch.Tensor, logprobs: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
+    """[T]: log pi_prox = log mu + alpha (log pi - log mu), the log-linear stand-in for a pass of the old policy.
+
+    arXiv:2512.06547; see `proximal_alpha` for alpha.
+    """
+    return engine + alpha * (logprobs - engine)
+
+
 Advantage = Callable[[RolloutBatch, Any], Mapping[str, np.ndarray]]
 Loss = Callable[[torch.Tensor, torch.Tensor, Streams, Any], Terms]
+ValueLoss = Callable[[torch.Tensor, Streams, Any], Terms]
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Two functions over per-token streams; the trainer does everything else.
+    """Two functions over per-token streams, three with a critic; the trainer does everything else.
 
     Attributes:
         name: as in the configuration.
-        advantage: (batch, settings) -> float32 [T] streams by name, among them "advantages"; outside autograd.
+        advantage: (batch, settings) -> float32 [T] streams by name, among them "advantages", and "returns" for a critic;
+            outside autograd.
         loss: (live log-probs [T], entropy [T], streams, settings) -> Terms; inside autograd.
         aggregation: "token", "sequence" or "constant", unless the configuration says otherwise.
         needs_group: whether the baseline is the group, so that a group of one has none.
         defaults: settings that differ from the common defaults, by key.
         sequence_ratio: whether the importance ratio is of whole sequences.
+        needs_critic: a value model is trained beside the policy, and `batch.values` holds its values.
+        needs_teacher: samples must bring a teacher's log-probs; `batch.logprobs["teacher"]` holds them.
+        token_rewards: `advantage` places rewards on tokens itself, and with them the KL penalty where it is part of the
+            reward. Otherwise `batch.rewards` is less the penalty already.
+        value_loss: (live values [T], streams, settings) -> Terms; inside autograd. With `needs_critic` alone.
     """
 
     name: str
@@ -139,3 +169,7 @@ class Algorithm:
     needs_group: bool = True
     defaults: Mapping[str, Any] = field(default_factory=dict)
     sequence_ratio: bool = False
+    needs_critic: bool = False
+    needs_teacher: bool = False
+    token_rewards: bool = False
+    value_loss: ValueLoss | None = None

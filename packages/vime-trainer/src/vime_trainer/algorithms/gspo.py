@@ -17,11 +17,15 @@ def loss(logprobs: torch.Tensor, entropy: torch.Tensor, streams: Streams, settin
     return Terms(terms, ratio_metrics(logprobs, old, ratio, cut))
 
 
-GSPO = Algorithm(
-    "gspo",
-    advantage,
-    loss,
-    aggregation="sequence",
-    defaults={"clip_low": 3e-4, "clip_high": 4e-4},
-    sequence_ratio=True,
-)
+def token_loss(logprobs: torch.Tensor, entropy: torch.Tensor, streams: Streams, settings) -> Terms:
+    """The same value, with s_t = sg(s) pi / sg(pi): each token's gradient is its own, so advantages may differ by token."""
+    old = streams.old_logprobs(logprobs)
+    ratio = streams.to_tokens(streams.sequence_mean(log_ratio(logprobs, old)).exp()).detach()
+    ratio = ratio * (logprobs - logprobs.detach()).exp()
+    terms, cut = clipped(ratio, streams["advantages"], settings.clip_low, settings.clip_high, settings.clip_dual)
+    return Terms(terms, ratio_metrics(logprobs, old, ratio, cut))
+
+
+_OWN = {"aggregation": "sequence", "defaults": {"clip_low": 3e-4, "clip_high": 4e-4}, "sequence_ratio": True}
+GSPO = Algorithm("gspo", advantage, loss, **_OWN)
+GSPO_TOKEN = Algorithm("gspo_token", advantage, token_loss, **_OWN)

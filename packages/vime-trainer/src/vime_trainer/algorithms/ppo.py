@@ -1,0 +1,44 @@
+"""PPO (arXiv:1707.06347) with a critic and generalised advantage estimation on tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ._gae import gae, normalised
+from ._objectives import token_clipped_loss
+from ._rewards import token_rewards
+from ._types import Algorithm, RolloutBatch, Streams, Terms
+
+
+def advantage(batch: RolloutBatch, settings) -> dict:
+    """GAE; the reward lies on a rollout's last trainable token, the KL penalty, if it is part of it, on every one."""
+    advantages, returns = gae(batch, token_rewards(batch, settings), batch.values, settings.gamma, settings.gae_lambda)
+    if settings.normalise_advantages:
+        advantages = normalised(batch, advantages)
+    return {"advantages": advantages.astype(np.float32), "returns": returns.astype(np.float32)}
+
+
+def value_loss(values: torch.Tensor, streams: Streams, settings) -> Terms:
+    """max((V - return)^2, (clip(V, V_old +- value_clip) - return)^2) / 2, V_old being the values before the update."""
+    old, returns = streams["values"], streams["returns"]
+    error = values - returns
+    square = error * error
+    metrics = {"value": values.detach().clone(), "value_error": error.detach().abs()}
+    if settings.value_clip is not None:
+        near = torch.minimum(torch.maximum(values, old - settings.value_clip), old + settings.value_clip) - returns
+        metrics["value_clip_fraction"] = (near * near > square).to(torch.float32).detach()
+        square = torch.maximum(square, near * near)
+    return Terms(0.5 * square, metrics)
+
+
+PPO = Algorithm(
+    "ppo",
+    advantage,
+    token_clipped_loss,
+    needs_group=False,
+    needs_critic=True,
+    token_rewards=True,
+    value_loss=value_loss,
+    defaults={"normalise_advantages": True, "clip_high": 0.2},
+)
