@@ -47,14 +47,16 @@ def measure(layers: int, experts: int, top_k: int, first: int, tokens: int, repe
     ids = routes(tokens, layers, experts, top_k)
     numbers = tuple(range(first, first + layers))
     stage = layers // 4
-    encode = functools.partial(
-        codec.encode, ids, layer_ids=numbers, experts=experts, version=policy_version("bench", 0, 1)
-    )
+    model = {"ids": ids, "layer_ids": numbers, "experts": experts, "version": policy_version("bench", 0, 1)}
+    encode = functools.partial(codec.encode, **model)
     unchecked = functools.partial(encode, check=False)
     plain, layered = encode(), encode(chunk_layers=stage)
+    data = plain.SerializeToString()
     squeezed = encode(compression=pb.COMPRESSION_ZSTD)
     work = {
         "memory copy": ids.copy,
+        "ids to bytes, ids checked before": functools.partial(codec.dumps, check=False, **model),
+        "bytes to ids, ids checked before": lambda: codec.loads(data, check=False),
         "encode, ids checked before": unchecked,
         "encode": encode,
         "encode, layers in quarters, ids checked before": functools.partial(unchecked, chunk_layers=stage),

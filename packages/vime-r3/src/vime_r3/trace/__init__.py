@@ -5,6 +5,7 @@ from vime_r3.trace._encode import encode
 from vime_r3.trace._header import check_header, hole_count, id_dtype
 from vime_r3.trace._join import concatenate, extend, pad, remark
 from vime_r3.trace._select import byte_ranges, select, truncate
+from vime_r3.trace._wire import dumps, loads
 
 __all__ = [
     "Routes",
@@ -12,10 +13,12 @@ __all__ = [
     "check_header",
     "concatenate",
     "decode",
+    "dumps",
     "encode",
     "extend",
     "hole_count",
     "id_dtype",
+    "loads",
     "pad",
     "remark",
     "select",

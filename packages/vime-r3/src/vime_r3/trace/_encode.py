@@ -51,6 +51,26 @@ def encode(
         ContractError: wrong shape or type, an id that is out of range or twice in a row, layers that hold only zeros,
             rows without a version.
     """
+    header, parts = chunked(
+        ids, layer_ids, experts, version, valid, inexact, chunk_rows, chunk_layers, compression, level, check
+    )
+    return pb.RoutingTrace(header=header, inline=b"".join(parts))
+
+
+def chunked(
+    ids: np.ndarray,
+    layer_ids: Sequence[int],
+    experts: int,
+    version: Spans,
+    valid: np.ndarray | None = None,
+    inexact: Sequence[Range] = (),
+    chunk_rows: int = 1024,
+    chunk_layers: int | None = None,
+    compression: int = pb.COMPRESSION_NONE,
+    level: int = 3,
+    check: bool = True,
+) -> tuple[pb.RoutingTraceHeader, list[bytes | memoryview]]:
+    """The header of a trace and its payload in parts, which are views of ``ids`` where its type and layout allow that."""
     ids = np.asarray(ids)
     if ids.ndim != 3 or ids.dtype.kind not in "iu":
         raise ContractError("ids", f"must be integers [rows, layers, top_k], got {ids.dtype} {list(ids.shape)}")
@@ -94,10 +114,7 @@ def encode(
             parts.append(stored)
             offset += len(stored)
     header.payload_length = offset
-    whole = width >= layers and compression == pb.COMPRESSION_NONE
-    # Whole rows without compression lie in the payload as they lie in the array: one copy instead of a join.
-    payload = narrow.tobytes() if whole else b"".join(parts)
-    return pb.RoutingTrace(header=header, inline=payload)
+    return header, parts
 
 
 def _holes(valid: np.ndarray | None, rows: int) -> list[Range]:

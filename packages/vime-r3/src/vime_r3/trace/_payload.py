@@ -8,8 +8,9 @@ from vime_proto.checksum import checksum, verify
 from vime_proto.errors import ContractError
 from vime_proto.routing.v1 import routing_pb2 as pb
 
+Bytes = bytes | bytearray | memoryview
 # A payload that is not inline: all of its bytes, or a function that reads (offset, length).
-Payload = bytes | bytearray | memoryview | Callable[[int, int], bytes]
+Payload = Bytes | Callable[[int, int], bytes]
 
 
 def codec(compression: int):
