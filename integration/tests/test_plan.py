@@ -87,9 +87,9 @@ def test_a_command_takes_the_place_of_the_interpreter(tmp_path):
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
 plain = st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | text
-values = st.recursive(
-    plain | st.lists(plain, max_size=3), lambda inner: st.dictionaries(text, inner, max_size=4), max_leaves=10
-)
+leaves = plain | st.lists(plain, max_size=3)
+# Three levels of tables, spelled out: deeper ones take the same path.
+values = leaves | st.dictionaries(text, leaves | st.dictionaries(text, leaves, max_size=3), max_size=4)
 
 
 @given(st.dictionaries(text, values, max_size=5))
