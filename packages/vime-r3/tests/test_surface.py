@@ -5,6 +5,7 @@ import vime_r3
 import vime_r3.agreement
 import vime_r3.capture
 import vime_r3.layout
+import vime_r3.storage
 import vime_r3.trace
 
 
@@ -29,13 +30,14 @@ def test_exported_names():
     ]
     assert vime_r3.capture.__all__ == ["from_vllm"]
     assert vime_r3.layout.__all__ == ["pack", "take"]
+    assert vime_r3.storage.__all__ == ["TraceFiles"]
     assert vime_r3.agreement.__all__ == ["Agreement", "compare"]
 
 
 def test_base_modules_import_no_framework():
     code = (
-        "import sys, vime_r3.trace, vime_r3.capture, vime_r3.layout, vime_r3.agreement\n"
-        "print(sorted({'torch', 'vllm', 'megatron', 'ray', 'zstandard'} & set(sys.modules)))"
+        "import sys, vime_r3.trace, vime_r3.capture, vime_r3.layout, vime_r3.agreement, vime_r3.storage\n"
+        "print(sorted({'torch', 'vllm', 'megatron', 'ray', 'zstandard', 'fsspec'} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.strip() == "[]"

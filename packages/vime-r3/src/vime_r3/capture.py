@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +16,8 @@ from vime_r3.trace._header import check_shape, id_dtype
 __all__ = ["from_vllm"]
 
 Captured = np.ndarray | Sequence[np.ndarray | None] | None
+# The weights of every row, or (first generated token, weights) for a request that went on under newer weights.
+Versions = common.PolicyVersion | Sequence[tuple[int, common.PolicyVersion]]
 
 
 def from_vllm(
@@ -23,7 +26,7 @@ def from_vllm(
     moe_layer_ids: Sequence[int],
     experts: int,
     top_k: int,
-    version: common.PolicyVersion,
+    version: Versions,
     prompt_tokens: int,
     generated_tokens: int,
     start_row: int = 0,
@@ -44,11 +47,15 @@ def from_vllm(
         moe_layer_ids: global numbers of the MoE layers, ascending, from the model's config.
         experts: routed experts of a layer.
         top_k: experts of a token.
-        version: the weights under which every row was computed.
+        version: the weights under which every row was computed; or, for a request that was kept across updates, the first
+            generated token of each weights, from 0 on. A token's row is computed when the token is read, so the last token
+            before an update is read under the new weights. From there on rows are marked inexact: the engine computed what
+            precedes them again, and its first rows stay.
         prompt_tokens: tokens of the prompt, at least 1.
         generated_tokens: tokens returned; 0 for a request that only reads its prompt.
         start_row: first row wanted; earlier ones are dropped. Row 0 of the trace is this row.
-        first_row: token that row 0 of the array routes; more than 0 when cached tokens were not captured.
+        first_row: token that row 0 of the array routes; more than 0 when cached tokens were not captured, or when the
+            request asked for its rows from there on (vLLM's ``routed_experts_prompt_start``).
         chunk_rows: as in ``encode``.
         chunk_layers: as in ``encode``.
         compression: as in ``encode``.
@@ -83,16 +90,34 @@ def from_vllm(
             )
         ids[first_row:last] = wanted
         valid[first_row:last] = present
+    spans = _spans(version, prompt_tokens, generated_tokens, start_row)
     return encode(
         ids[start_row:],
         layer_ids=layers,
         experts=experts,
-        version=version,
+        version=spans,
+        inexact=[(start, stop) for start, stop, _ in spans[1:]],
         valid=None if valid[start_row:].all() else valid[start_row:],
         chunk_rows=chunk_rows,
         chunk_layers=chunk_layers,
         compression=compression,
     )
+
+
+def _spans(
+    version: Versions, prompt_tokens: int, generated_tokens: int, start_row: int
+) -> list[tuple[int, int, common.PolicyVersion]]:
+    """Rows of each weights, counted from ``start_row``."""
+    given = [(0, version)] if isinstance(version, common.PolicyVersion) else list(version)
+    firsts = [first for first, _ in given]
+    if not firsts or firsts[0] != 0 or any(a >= b for a, b in itertools.pairwise(firsts)):
+        raise ContractError("version", f"first tokens must ascend from 0, got {firsts}")
+    if firsts[-1] > max(generated_tokens - 1, 0):
+        raise ContractError("version", f"token {firsts[-1]} is not among {generated_tokens} generated tokens")
+    rows = prompt_tokens + generated_tokens - 1
+    edges = [0, *(prompt_tokens + first - 1 for first in firsts[1:]), rows]
+    moved = [max(edge - start_row, 0) for edge in edges]
+    return [(low, high, weights) for low, high, (_, weights) in zip(moved, moved[1:], given, strict=False)]
 
 
 def _one_array(routed_experts: Captured) -> np.ndarray | None:
