@@ -114,7 +114,8 @@ async def test_files_that_no_row_names_are_deleted_at_the_start(start, tmp_path)
         await client.commit((await client.lease()).leases[0])
     root = tmp_path / "buffer.db.blobs"
     kept = [path for path in root.rglob("*") if path.is_file()]
-    for name in (f"aa/{'a' * 32}", f"aa/{'b' * 32}.partial"):
+    (own,) = root.iterdir()
+    for name in (f"{own.name}/aa/{'a' * 32}", f"{own.name}/aa/{'b' * 32}.partial"):
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_bytes(b"x")
     async with start(inline_bytes=0) as client:
@@ -195,6 +196,62 @@ async def test_files_of_others_below_the_blob_root_are_left_alone(start, tmp_pat
         path.write_bytes(b"x")
     async with start(blobs=str(root)):
         assert all(path.exists() for path in others)
+
+
+async def test_two_databases_may_share_a_blob_root(start, tmp_path):
+    root = tmp_path / "shared"
+
+    def files():
+        return sorted(path for path in root.rglob("*") if path.is_file())
+
+    for name in ("one", "two"):
+        async with start(database=str(tmp_path / f"{name}.db"), blobs=str(root), inline_bytes=0) as client:
+            await client.open(batch_groups=1, group_size=1)
+            await client.put("a")
+            await client.commit((await client.lease()).leases[0])
+    kept = files()
+    assert len({path.parent.parent for path in kept}) == 2
+    # Each start sweeps what no row names: of its own files alone.
+    for name in ("one", "two"):
+        async with start(database=str(tmp_path / f"{name}.db"), blobs=str(root), inline_bytes=0) as client:
+            assert files() == kept
+            lease = await client.batch()
+            assert (await client.fetch(*ids(lease)))[0].sample.segments
+            await client.ack(lease)
+
+
+async def test_a_failed_commit_is_reported_and_the_writer_goes_on(start, monkeypatch):
+    from sqlalchemy.exc import OperationalError
+
+    async with start() as client:
+        database = client.server.core.database
+        good = database._round
+
+        def full(jobs, apart):
+            raise OperationalError("commit", {}, OSError("disk full"))
+
+        monkeypatch.setattr(database, "_round", full)
+        with pytest.raises(OperationalError, match="disk full"):
+            await database.run(lambda tx: None)
+        monkeypatch.setattr(database, "_round", good)
+        with pytest.raises(KeyError, match="mine"):
+            await database.run(lambda tx: {}["mine"])
+        assert await database.run(lambda tx: 5) == 5
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_nobody_waits_for_a_writer_that_has_ended(start, monkeypatch):
+    async with start() as client:
+        database = client.server.core.database
+
+        def broken(jobs, apart):
+            raise AssertionError("a fault of ours")
+
+        monkeypatch.setattr(database, "_round", broken)
+        for _ in range(2):
+            async with asyncio.timeout(5):
+                with pytest.raises((RuntimeError, AssertionError), match="ended|fault of ours"):
+                    await database.run(lambda tx: None)
 
 
 async def test_a_clock_that_was_set_back_does_not_lengthen_leases(start, clock):

@@ -160,6 +160,7 @@ async def test_workers_stay_until_the_run_is_closed_however_long_the_last_checkp
         await client.step(1)
         for _ in range(4):
             assert (await client.lease(wait=0.1)).outcome == pb.LEASE_OUTCOME_EMPTY, "an evaluation may still come"
+            assert (await client.lease()).outcome == pb.LEASE_OUTCOME_EMPTY, "also for one that does not wait"
         started = await _start(client, max_prompts=1)
         await client.commit((await client.lease(wait=0.1)).leases[0], temperature=0.0)
         assert (await _result(client, started)).done

@@ -22,12 +22,14 @@ class BlobFiles:
     """Files below a root.
 
     Args:
-        root: directory or fsspec URI.
+        root: directory or fsspec URI. Several databases may share it.
+        owner: name of the database, one path segment: new files lie below it, and nothing else is swept.
         trace_roots: further roots below which ``read_uri`` may read and ``delete`` may delete.
     """
 
-    def __init__(self, root: str, trace_roots: Sequence[str] = ()):
+    def __init__(self, root: str, owner: str, trace_roots: Sequence[str] = ()):
         self._fs, self._root = url_to_fs(root)
+        self._owner = owner
         self._local = "file" in (self._fs.protocol if isinstance(self._fs.protocol, tuple) else (self._fs.protocol,))
         self._fs.makedirs(self._root, exist_ok=True)
         self._trace_roots = [url_to_fs(one) for one in trace_roots]
@@ -35,10 +37,10 @@ class BlobFiles:
     def write(self, data: bytes) -> StoredFile:
         """Writes a new file and names it."""
         blob_id = uuid.uuid4().hex
-        path = f"{blob_id[:2]}/{blob_id}"
+        path = f"{self._owner}/{blob_id[:2]}/{blob_id}"
         full = f"{self._root}/{path}"
         if self._local:
-            self._fs.makedirs(f"{self._root}/{blob_id[:2]}", exist_ok=True)
+            self._fs.makedirs(f"{self._root}/{self._owner}/{blob_id[:2]}", exist_ok=True)
             # A rename is atomic, so a reader or a sweep never meets half a file under its final name.
             self._fs.pipe_file(full + _PARTIAL, data)
             self._fs.mv(full + _PARTIAL, full)
@@ -75,9 +77,12 @@ class BlobFiles:
 
         Files of other names are not ours, and stay.
         """
-        prefix = len(self._root.rstrip("/")) + 1
-        found = [name[prefix:] for name in self._fs.find(self._root)]
-        orphans = [path for path in found if path not in known and _OWN_NAME.fullmatch(path)]
+        folder = f"{self._root.rstrip('/')}/{self._owner}/"
+        if not self._fs.exists(folder):
+            return 0
+        found = [name[len(folder) :] for name in self._fs.find(folder) if name.startswith(folder)]
+        paths = [f"{self._owner}/{name}" for name in found if _OWN_NAME.fullmatch(name)]
+        orphans = [path for path in paths if path not in known]
         self.delete(orphans)
         return len(orphans)
 

@@ -89,7 +89,7 @@ class BufferSettings(Settings):
 
     database: str = Field("vime-buffer.db", description="path of a SQLite file, or a SQLAlchemy URL")
     blobs: str | None = Field(
-        None, description='directory or fsspec URI of large payloads; "<database>.blobs" when absent'
+        None, description='directory or fsspec URI of large payloads; "<database>.blobs" when absent; databases may share one'
     )
     lease_ttl_seconds: float = Field(60.0, gt=0, description="seconds after which a lease that is not renewed lapses")
     prompts: list[PromptFile] = Field([], description="data sets of prompts")

@@ -49,10 +49,17 @@ class Core:
             one.check()
         self.filter_name = settings.group_filter
         self.filter = load_group_filter(settings.group_filter)
-        self.files = BlobFiles(settings.blob_root, settings.trace_roots)
         self.database = Database(
-            settings.database, self.clock, delete_files=self.files.delete, synchronous=settings.synchronous
+            settings.database,
+            self.clock,
+            delete_files=lambda paths: self.files.delete(paths),
+            synchronous=settings.synchronous,
         )
+        try:
+            self.files = BlobFiles(settings.blob_root, self.database.identity, settings.trace_roots)
+        except BaseException:
+            self.database.close()
+            raise
         self.changes = Changes()
         self.stopping = False
         # Validation, hooks and payload files: none of it may hold the event loop or the writer.

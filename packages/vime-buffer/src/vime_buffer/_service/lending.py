@@ -70,8 +70,8 @@ class LendingCalls:
     async def LeasePrompts(self, request: pb.LeasePromptsRequest, context) -> pb.LeasePromptsResponse:
         validate_lease_prompts(request)
         digest = requests.fingerprint(request)
-        # An evaluation may follow the last batch, after a checkpoint of any length: who waits is not sent away before CloseRun.
-        may_end = not (self.core.evaluation_sets and request.wait_seconds)
+        # An evaluation may follow the last batch, after a checkpoint of any length: nobody is sent away before CloseRun.
+        may_end = not self.core.evaluation_sets
 
         async def look(last: bool) -> pb.LeasePromptsResponse:
             response = await once()

@@ -9,19 +9,25 @@ import fcntl
 import os
 import queue
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine, make_url
+from sqlalchemy.exc import SQLAlchemyError
 
-from vime_buffer._store.schema import SCHEMA_VERSION, metadata, schema_info
+from vime_buffer._store.schema import SCHEMA_VERSION, identity, metadata, schema_info
 from vime_proto.errors import ContractError
 
 Result = TypeVar("Result")
 # Transactions that share one commit; more would only lengthen the wait of the first.
 _MOST_JOINED = 64
+
+
+class _JobError(Exception):
+    """One operation of a round raised; its error is the cause."""
 
 
 class DatabaseInUseError(OSError):
@@ -100,6 +106,9 @@ class Database:
         delete_files: deletes files of collected payloads; called after the commit, in the writer thread.
         synchronous: see ``open_engine``.
 
+    Attributes:
+        identity: 32 hexadecimal digits that no other database has.
+
     Raises:
         DatabaseInUseError: another process has it open (SQLite).
         ContractError: it was written by another version of this package.
@@ -125,6 +134,8 @@ class Database:
             os.close(self._lock) if self._lock is not None else None
             raise
         self._jobs: queue.SimpleQueue[tuple[Callable, Any] | None] = queue.SimpleQueue()
+        self._at_hand: list[tuple[Callable, Any]] = []
+        self._ended = False
         self._listeners: list[Callable[[], None]] = []
         self._thread = threading.Thread(target=self._work, name="buffer-writer", daemon=True)
         self._thread.start()
@@ -149,7 +160,7 @@ class Database:
 
             loop.call_soon_threadsafe(set_it)
 
-        self._jobs.put((operation, finish))
+        self._put((operation, finish))
         return await future
 
     def run_sync(self, operation: Callable[[Transaction], Result]) -> Result:
@@ -161,7 +172,7 @@ class Database:
             outcome[:] = result, error
             done.set()
 
-        self._jobs.put((operation, finish))
+        self._put((operation, finish))
         done.wait()
         if outcome[1] is not None:
             raise outcome[1]
@@ -174,7 +185,7 @@ class Database:
 
     def close(self) -> None:
         """Finishes what is queued and lets the database go."""
-        self._jobs.put(None)
+        self._put(None)
         self._thread.join()
         self._connection.close()
         self._engine.dispose()
@@ -183,6 +194,7 @@ class Database:
             os.close(self._lock)
 
     def _create(self) -> None:
+        self.identity = uuid.uuid4().hex
         with self._connection.begin():
             metadata.create_all(self._connection)
             found = self._connection.execute(sa.select(schema_info.c.version)).scalar()
@@ -192,8 +204,38 @@ class Database:
                 raise ContractError(
                     "database", f"{self._url} has schema {found}; this vime-buffer reads and writes {SCHEMA_VERSION}"
                 )
+            known = self._connection.execute(sa.select(identity.c.name)).scalar()
+            if known is None:
+                self._connection.execute(identity.insert().values(name=self.identity))
+            else:
+                self.identity = known
 
     def _work(self) -> None:
+        try:
+            self._serve()
+        finally:
+            # Nobody waits for ever for a writer that a fault of ours ended; the thread's own error is on stderr.
+            self._ended = True
+            self._refuse(self._at_hand)
+            self._refuse_rest()
+
+    @staticmethod
+    def _refuse(jobs: Sequence[tuple[Callable, Any]]) -> None:
+        for _, finish in jobs:
+            finish(None, RuntimeError("the writer of the database has ended"))
+
+    def _put(self, job: tuple[Callable, Any] | None) -> None:
+        self._jobs.put(job)
+        if self._ended:
+            self._refuse_rest()
+
+    def _refuse_rest(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                job = self._jobs.get_nowait()
+                self._refuse([job] if job is not None else [])
+
+    def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
             joined = [job]
             last = False
@@ -206,20 +248,22 @@ class Database:
                     last = True
                     break
                 joined.append(more)
+            self._at_hand = joined
             self._commit(joined)
+            self._at_hand = []
             if last:
                 return
 
     def _commit(self, jobs: list[tuple[Callable, Any]]) -> None:
         """Commits jobs together. One that raises undoes the round, which is then repeated with each job apart."""
         try:
-            outcomes, delete, changed = self._round(jobs, apart=False)
-        except Exception:
             try:
+                outcomes, delete, changed = self._round(jobs, apart=False)
+            except (_JobError, SQLAlchemyError):
                 outcomes, delete, changed = self._round(jobs, apart=True)
-            except Exception as error:
-                # The commit itself failed: nothing of this round happened.
-                outcomes, delete, changed = [(None, error)] * len(jobs), [], False
+        except SQLAlchemyError as error:
+            # The commit itself failed: nothing of this round happened.
+            outcomes, delete, changed = [(None, error)] * len(jobs), [], False
         for (_, finish), (result, error) in zip(jobs, outcomes, strict=True):
             finish(result, error)
         if changed:
@@ -240,7 +284,7 @@ class Database:
                         outcomes.append((operation(transaction), None))
                 except Exception as error:
                     if not apart:
-                        raise
+                        raise _JobError from error
                     outcomes.append((None, error))
                     continue
                 delete += transaction.delete_after

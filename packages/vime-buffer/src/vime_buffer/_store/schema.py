@@ -54,6 +54,8 @@ def _key(name: str) -> Column:
 
 
 schema_info = Table("schema_info", metadata, Column("version", Integer, primary_key=True))
+# One row: the name under which this database's payload files lie, so that databases may share a blob root.
+identity = Table("identity", metadata, Column("name", String(32), primary_key=True))
 
 runs = Table(
     "runs",

@@ -158,7 +158,8 @@ class BufferStore:
             under_way += not row.evaluation_id
         if response.leases:
             response.outcome = pb.LEASE_OUTCOME_GRANTED
-        elif self.exhausted(run) and not self.unfinished(run):
+        elif self.exhausted(run) and not self.unfinished(run) and not self.sets:
+            # With evaluation sets an evaluation may follow until CloseRun.
             response.outcome = pb.LEASE_OUTCOME_END_OF_DATA
         return response
 

@@ -7,7 +7,7 @@ import pytest
 from vime_proto.buffer.v1 import buffer_pb2 as pb
 from vime_proto.buffer.v1 import buffer_pb2_grpc
 from vime_proto.common.v1 import common_pb2 as common
-from vime_proto.conformance._calls import new_id
+from vime_proto.conformance._calls import NOT_FOUND, new_id, refused
 from vime_proto.fakes import build
 from vime_proto.version import policy_version
 
@@ -15,7 +15,8 @@ from vime_proto.version import policy_version
 class Client:
     """One run at the buffer under test. Every call takes a fresh request id unless told otherwise."""
 
-    def __init__(self, target, run_id: str):
+    def __init__(self, target, run_id: str, evaluation_set: str):
+        self.evaluation_set = evaluation_set
         self.stub = buffer_pb2_grpc.BufferServiceStub(target.channel)
         self.timeout = target.timeout
         self.run_id = run_id
@@ -101,6 +102,21 @@ class Client:
         self.publish(self.ack(batch), lineage)
         return batch
 
+    def check_no_prompts_left(self) -> None:
+        """The training data is used up: END_OF_DATA comes once no evaluation can follow, at CloseRun at the latest."""
+        if self.lease().outcome == pb.LEASE_OUTCOME_END_OF_DATA:
+            with refused(NOT_FOUND, names=self.evaluation_set):
+                self.call(
+                    "StartEvaluation",
+                    pb.StartEvaluationRequest,
+                    set=self.evaluation_set,
+                    version=self.version(self.stats().version.number),
+                )
+        else:
+            assert self.lease().outcome == pb.LEASE_OUTCOME_EMPTY
+        self.call("CloseRun", pb.CloseRunRequest, reason="finished")
+        assert self.lease().outcome == pb.LEASE_OUTCOME_END_OF_DATA
+
     def renew(self, *lease_ids: str) -> list[int]:
         return list(self.call("RenewLeases", pb.RenewLeasesRequest, lease_ids=lease_ids).directives)
 
@@ -117,9 +133,9 @@ class Client:
 
 
 @pytest.fixture
-def buffer(target, run_id) -> Client:
+def buffer(target, run_id, request) -> Client:
     """A client with a run of its own, not opened yet."""
-    return Client(target, run_id)
+    return Client(target, run_id, request.config.getoption("--evaluation-set"))
 
 
 def group_ids(batch: pb.LeaseBatchResponse) -> list[str]:

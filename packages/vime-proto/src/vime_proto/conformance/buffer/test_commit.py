@@ -57,7 +57,7 @@ def test_a_group_of_failures_is_asked_again_and_dropped_in_the_end(buffer):
     stats = buffer.stats()
     assert stats.prompts_dropped_total == 1
     assert stats.rollouts_failed_total["reward"] == 2 * lease.group_size
-    assert buffer.lease().outcome == pb.LEASE_OUTCOME_END_OF_DATA
+    buffer.check_no_prompts_left()
 
 
 def test_zeros_are_values_in_the_index(buffer):

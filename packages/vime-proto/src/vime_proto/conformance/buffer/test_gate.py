@@ -62,7 +62,7 @@ def test_every_lag_and_length_reaches_the_end_of_data(buffer, staleness, steps):
         batch = buffer.train(step)
         assert batch.ordinal == step and len(batch.groups) == 2
     assert buffer.batch().outcome == pb.LEASE_OUTCOME_END_OF_DATA
-    assert buffer.lease().outcome == pb.LEASE_OUTCOME_END_OF_DATA
+    buffer.check_no_prompts_left()
 
 
 def test_an_interval_of_five_with_one_batch_ahead_runs(buffer):
