@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make import answer, group, index_of, prompt, rollout, sample, samples_of, tool
+from make import answer, floats, group, index_of, prompt, rollout, sample, samples_of, tool
 
 from vime_proto.errors import ContractError
 from vime_proto.sample.v1 import sample_pb2
@@ -27,12 +27,16 @@ def test_public_names():
         "Columns",
         "MicroBatch",
         "RefusedSamplesError",
+        "TokenCost",
         "UnsupportedSamplingError",
         "build_micro_batch",
         "index_group",
         "partition",
         "plan_micro_batches",
+        "plan_shares",
+        "plan_step",
         "read_columns",
+        "share_samples",
         "split_groups",
     ]
 
@@ -99,6 +103,25 @@ def test_columns_follow_segments():
     assert columns.engine_logprobs[here].tolist() == [0, 0, -0.5, -0.25, 0, -2.0]
     assert columns.temperature[here].tolist() == pytest.approx([1, 1, 0.7, 0.7, 1, 1])
     assert columns.slice_of(1) == slice(6, 9)
+
+
+def test_teacher_and_versions_are_read_when_asked_for():
+    taught = answer([3, 4], number=5)
+    taught.generation.teacher_logprobs.CopyFrom(floats([-0.5, -2.0]))
+    groups = two_rollouts(
+        sample("a", prompt([7]), taught, answer([5], number=6, mask=[False])), sample("b", prompt([7]))
+    )
+    columns = read_columns(index_of(groups), samples_of(groups), teacher=True, versions=True)
+    assert columns.teacher_logprobs.tolist() == [0, -0.5, -2.0, 0, 0]
+    assert columns.versions.tolist() == [-1, 5, 5, 6, -1]
+    plain = columns_of(groups)
+    assert plain.teacher_logprobs is None and plain.versions is None
+
+
+def test_a_missing_teacher_is_named():
+    groups = two_rollouts(sample("a", prompt(), answer([])))
+    with pytest.raises(RefusedSamplesError, match=r"sample 'b': .*teacher_logprobs.*missing"):
+        read_columns(index_of(groups), samples_of(groups), teacher=True)
 
 
 def test_empty_responses_have_no_trainable_tokens():

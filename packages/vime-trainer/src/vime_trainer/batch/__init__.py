@@ -1,10 +1,11 @@
 """From a leased batch to the model's input: index, columns, plan, micro-batches."""
 
 from ._columns import Columns, RefusedSamplesError, UnsupportedSamplingError, read_columns
+from ._cost import TokenCost
 from ._index import BatchIndex
 from ._micro import MicroBatch, build_micro_batch
 from ._of_group import index_group
-from ._plan import partition, plan_micro_batches, split_groups
+from ._plan import partition, plan_micro_batches, plan_shares, plan_step, share_samples, split_groups
 from ._settings import BatchSettings
 
 __all__ = [
@@ -13,11 +14,15 @@ __all__ = [
     "Columns",
     "MicroBatch",
     "RefusedSamplesError",
+    "TokenCost",
     "UnsupportedSamplingError",
     "build_micro_batch",
     "index_group",
     "partition",
     "plan_micro_batches",
+    "plan_shares",
+    "plan_step",
     "read_columns",
+    "share_samples",
     "split_groups",
 ]

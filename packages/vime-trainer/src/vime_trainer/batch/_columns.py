@@ -42,6 +42,8 @@ class Columns:
         trainable: bool [T], as the samples say; whether their rollout is usable is not looked at.
         engine_logprobs: float32 [T], 0 at given tokens.
         temperature: float32 [T], 1 at given tokens.
+        teacher_logprobs: float32 [T], 0 at given tokens; None unless they were asked for.
+        versions: int64 [T], number of the weights that generated each token, -1 at given tokens; None unless asked for.
         starts, lengths: int64 [S].
         routing: S traces; None where a sample has none.
     """
@@ -53,6 +55,8 @@ class Columns:
     starts: np.ndarray
     lengths: np.ndarray
     routing: tuple[routing_pb2.RoutingTrace | None, ...]
+    teacher_logprobs: np.ndarray | None = None
+    versions: np.ndarray | None = None
 
     def slice_of(self, sample: int) -> slice:
         """Where a sample's tokens lie."""
@@ -60,8 +64,21 @@ class Columns:
         return slice(start, start + int(self.lengths[sample]))
 
 
-def read_columns(index: BatchIndex, samples: Mapping[str, sample_pb2.Sample], vocab_size: int | None = None) -> Columns:
+def read_columns(
+    index: BatchIndex,
+    samples: Mapping[str, sample_pb2.Sample],
+    vocab_size: int | None = None,
+    teacher: bool = False,
+    versions: bool = False,
+) -> Columns:
     """Checks and lays out the samples of a batch, one Python step a segment, none a token.
+
+    Args:
+        index: the batch.
+        samples: by id.
+        vocab_size: token ids are below it.
+        teacher: read the teacher's log-probs; every segment with a trainable token must bring them.
+        versions: read the version of each token.
 
     Raises:
         RefusedSamplesError: samples that break their contract or do not fit the index; names each.
@@ -76,6 +93,8 @@ def read_columns(index: BatchIndex, samples: Mapping[str, sample_pb2.Sample], vo
                 raise ContractError("sample", "not delivered by the buffer")
             validate_sample(sample, vocab_size=vocab_size)
             _check_counts(sample, tokens, trainable)
+            if teacher:
+                _check_teacher(sample)
         except ContractError as error:
             refused[name] = f"{error}{_requests(sample)}"
         else:
@@ -91,6 +110,8 @@ def read_columns(index: BatchIndex, samples: Mapping[str, sample_pb2.Sample], vo
         starts=np.cumsum(index.lengths) - index.lengths,
         lengths=index.lengths,
         routing=tuple(sample.routing if sample.HasField("routing") else None for sample in kept),
+        teacher_logprobs=np.zeros(total, np.float32) if teacher else None,
+        versions=np.full(total, -1, np.int64) if versions else None,
     )
     checked: set[bytes] = set()
     at = 0
@@ -120,6 +141,15 @@ def _check_counts(sample: sample_pb2.Sample, tokens: int, trainable: int) -> Non
         raise ContractError("sample.segments", f"{counted} trainable tokens, but the index says {trainable}")
 
 
+def _check_teacher(sample: sample_pb2.Sample) -> None:
+    for at, segment in enumerate(sample.segments):
+        trained = segment.trainable_all or b"\x01" in segment.trainable_mask.data
+        if trained and segment.token_ids.shape[0] and not segment.generation.HasField("teacher_logprobs"):
+            raise ContractError(
+                f"sample.segments[{at}].generation.teacher_logprobs", "missing, and the algorithm needs it"
+            )
+
+
 def _write(segment: sample_pb2.Segment, columns: Columns, at: int, checked: set[bytes], sample_id: str) -> int:
     count = segment.token_ids.shape[0]
     here = slice(at, at + count)
@@ -131,6 +161,10 @@ def _write(segment: sample_pb2.Segment, columns: Columns, at: int, checked: set[
     if segment.HasField("generation"):
         generation = segment.generation
         columns.engine_logprobs[here] = np.frombuffer(generation.logprobs.data, "<f4")
+        if columns.teacher_logprobs is not None and generation.HasField("teacher_logprobs"):
+            columns.teacher_logprobs[here] = np.frombuffer(generation.teacher_logprobs.data, "<f4")
+        if columns.versions is not None:
+            columns.versions[here] = generation.version.number
         sampling = generation.sampling
         columns.temperature[here] = sampling.temperature if sampling.HasField("temperature") else 1.0
         key = sampling.SerializeToString(deterministic=True) + bytes([generation.logprob_mode])
