@@ -216,7 +216,8 @@ async def test_two_databases_may_share_a_blob_root(start, tmp_path):
         async with start(database=str(tmp_path / f"{name}.db"), blobs=str(root), inline_bytes=0) as client:
             assert files() == kept
             lease = await client.batch()
-            assert (await client.fetch(*ids(lease)))[0].sample.segments
+            sample = lease.groups[0].rollouts[0].samples[0]
+            assert (await client.fetch(sample.sample_id))[0].sample.segments
             await client.ack(lease)
 
 

@@ -95,3 +95,18 @@ def test_a_group_yields_the_samples_of_every_rollout():
     group.rollouts.add()
     group.rollouts.add(samples=[pb.Sample(sample_id="c")])
     assert [sample.sample_id for sample in views.group_samples(group)] == ["a", "b", "c"]
+
+
+def test_a_groups_index_counts_what_its_samples_hold():
+    sample = _sample()
+    group = pb.Group(group_id="g", prompt=pb.Prompt(text="t"))
+    group.rollouts.add(rollout_id="r0", attempt=2, status=pb.ROLLOUT_STATUS_COMPLETED, reward=0.0, samples=[sample])
+    group.rollouts.add(rollout_id="r1", attempt=1, status=pb.ROLLOUT_STATUS_FAILED, reliable=False)
+    index = views.group_index(group)
+    assert (index.group_id, index.prompt_id, index.attempt) == ("g", "g", 2)
+    first, second = index.rollouts
+    assert first.HasField("reward") and first.reward == 0.0 and first.reliable
+    assert not second.HasField("reward") and not second.reliable and not second.samples
+    entry = first.samples[0]
+    assert (entry.tokens, entry.trainable_tokens, entry.bytes) == (8, 4, sample.ByteSize())
+    assert [(one.version.number, one.tokens) for one in entry.versions] == [(3, 2), (5, 3)]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from vime_proto.buffer.v1 import buffer_pb2
 from vime_proto.common.v1.common_pb2 import PolicyVersion
 from vime_proto.sample.v1 import sample_pb2 as pb
 from vime_proto.tensor import to_numpy
@@ -94,6 +95,37 @@ def oldest_version(*samples: pb.Sample) -> PolicyVersion | None:
 def group_samples(group: pb.Group) -> Iterator[pb.Sample]:
     """Every sample of a group, failed rollouts' included."""
     return (sample for rollout in group.rollouts for sample in rollout.samples)
+
+
+def group_index(group: pb.Group) -> buffer_pb2.GroupIndex:
+    """What a buffer says of a group without its content: rewards, status, tokens, versions and bytes of every sample.
+
+    The attempt is the highest of its rollouts; `GroupIndex.attempt` of a lease may be set over it.
+    """
+    index = buffer_pb2.GroupIndex(group_id=group.group_id, prompt_id=group.prompt.prompt_id or group.group_id)
+    for rollout in group.rollouts:
+        entry = index.rollouts.add(
+            rollout_id=rollout.rollout_id,
+            rewards=rollout.rewards,
+            status=rollout.status,
+            reliable=rollout.reliable if rollout.HasField("reliable") else True,
+        )
+        if rollout.HasField("reward"):
+            entry.reward = rollout.reward
+        for sample in rollout.samples:
+            versions = [
+                buffer_pb2.VersionTokens(version=version, tokens=count) for version, count in segment_versions(sample)
+            ]
+            entry.samples.add(
+                sample_id=sample.sample_id,
+                tokens=sample_length(sample),
+                trainable_tokens=trainable_tokens(sample),
+                versions=versions,
+                bytes=sample.ByteSize(),
+                routing_bytes=sample.routing.header.payload_length,
+            )
+        index.attempt = max(index.attempt, rollout.attempt)
+    return index
 
 
 def staleness(sample: pb.Sample, current: int) -> tuple[int, float] | None:

@@ -9,7 +9,7 @@ from vime_proto.errors import ContractError, StatusError
 from vime_proto.fakes._buffer_rows import BatchRow, EvaluationRow, RunRow, State
 from vime_proto.fakes._buffer_store import BufferStore
 from vime_proto.sample.v1 import sample_pb2
-from vime_proto.sample_views import group_samples, sample_length, segment_versions, trainable_tokens
+from vime_proto.sample_views import group_index, group_samples
 
 
 def lease_batch(store: BufferStore, run: RunRow, request: pb.LeaseBatchRequest) -> pb.LeaseBatchResponse:
@@ -77,27 +77,8 @@ def batch_of(run: RunRow, batch_id: str) -> BatchRow:
 
 def index_of(group: sample_pb2.Group, attempt: int) -> pb.GroupIndex:
     """What is known of a group without its content."""
-    index = pb.GroupIndex(group_id=group.group_id, prompt_id=group.prompt.prompt_id, attempt=attempt)
-    for rollout in group.rollouts:
-        entry = index.rollouts.add(
-            rollout_id=rollout.rollout_id,
-            rewards=rollout.rewards,
-            status=rollout.status,
-            reliable=rollout.reliable if rollout.HasField("reliable") else True,
-        )
-        if rollout.HasField("reward"):
-            entry.reward = rollout.reward
-        for sample in rollout.samples:
-            entry.samples.add(
-                sample_id=sample.sample_id,
-                tokens=sample_length(sample),
-                trainable_tokens=trainable_tokens(sample),
-                versions=[
-                    pb.VersionTokens(version=version, tokens=count) for version, count in segment_versions(sample)
-                ],
-                bytes=sample.ByteSize(),
-                routing_bytes=sample.routing.header.payload_length,
-            )
+    index = group_index(group)
+    index.prompt_id, index.attempt = group.prompt.prompt_id, attempt
     return index
 
 
