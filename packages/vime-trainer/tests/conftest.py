@@ -11,9 +11,9 @@ from tests_support import make_folder
 torch.set_num_threads(2)
 
 
-@pytest.fixture(scope="session", params=["qwen3", "qwen3_tied", "qwen3_moe"])
+@pytest.fixture(scope="session", params=["qwen3", "qwen3_tied", "qwen3_moe", "glm4_moe", "glm4_moe_tied"])
 def hf_folder(request, tmp_path_factory) -> Path:
-    """A Hugging Face folder of each supported kind; the MoE has a dense layer between two MoE layers."""
+    """A Hugging Face folder of each supported kind; Qwen3-MoE has a dense layer between two MoE layers, GLM-4.5 before."""
     return make_folder(request.param, tmp_path_factory.mktemp(request.param))
 
 
@@ -21,6 +21,12 @@ def hf_folder(request, tmp_path_factory) -> Path:
 def moe_folder(tmp_path_factory) -> Path:
     """The MoE alone."""
     return make_folder("qwen3_moe", tmp_path_factory.mktemp("moe"))
+
+
+@pytest.fixture(scope="session")
+def glm_folder(tmp_path_factory) -> Path:
+    """GLM-4.5 alone."""
+    return make_folder("glm4_moe", tmp_path_factory.mktemp("glm"))
 
 
 @pytest.fixture(scope="session")

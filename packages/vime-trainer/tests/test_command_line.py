@@ -172,7 +172,7 @@ def test_public_names():
         "run_sft",
         "train_step",
     ]
-    assert [family.name for family in models.FAMILIES] == ["qwen3", "qwen3_moe"]
+    assert [family.name for family in models.FAMILIES] == ["qwen3", "qwen3_moe", "glm4_moe"]
 
 
 def test_fine_tuning_ends_with_its_parent(tmp_path):

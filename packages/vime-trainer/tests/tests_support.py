@@ -8,8 +8,8 @@ import torch
 
 
 def tiny_config(kind: str):
-    """A transformers config: qwen3, qwen3_tied or qwen3_moe."""
-    from transformers import Qwen3Config, Qwen3MoeConfig
+    """A transformers config: qwen3, qwen3_tied, qwen3_moe, glm4_moe or glm4_moe_tied (with norms of queries and keys)."""
+    from transformers import Glm4MoeConfig, Qwen3Config, Qwen3MoeConfig
 
     common = {
         "hidden_size": 64,
@@ -21,8 +21,19 @@ def tiny_config(kind: str):
         "vocab_size": 61,
         "max_position_embeddings": 128,
         "initializer_range": 0.1,
-        "tie_word_embeddings": kind == "qwen3_tied",
+        "tie_word_embeddings": kind.endswith("_tied"),
     }
+    if kind.startswith("glm4_moe"):
+        return Glm4MoeConfig(
+            **common,
+            n_routed_experts=8,
+            num_experts_per_tok=2,
+            moe_intermediate_size=48,
+            n_shared_experts=2,
+            routed_scaling_factor=2.5,
+            attention_bias=True,
+            use_qk_norm=kind.endswith("_tied"),
+        )
     if kind != "qwen3_moe":
         return Qwen3Config(**common)
     return Qwen3MoeConfig(
@@ -36,16 +47,17 @@ def tiny_config(kind: str):
 
 
 def make_folder(kind: str, folder: Path) -> Path:
-    """Writes a random model with norm weights that are not 1, so that a mixed-up norm shows."""
+    """Writes a random model with norm weights that are not 1 and biases that are not 0, so that a mixed-up one shows."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(3)
     model = AutoModelForCausalLM.from_config(tiny_config(kind))
     with torch.no_grad():
-        for name, param in model.named_parameters():
-            if param.dim() == 1:
-                param.copy_(1.0 + 0.2 * torch.randn(param.shape))
-            assert "bias" not in name
+        for name, value in [*model.named_parameters(), *model.named_buffers()]:
+            if name.endswith("bias"):
+                value.copy_(0.2 * torch.randn(value.shape))
+            elif name.endswith("norm.weight"):
+                value.copy_(1.0 + 0.2 * torch.randn(value.shape))
     model.save_pretrained(folder)
     return folder
 

@@ -42,11 +42,16 @@ def build_model(arch: Architecture, dtype: torch.dtype = torch.float32, recomput
             share_embeddings_and_output_weights=arch.tied,
             position_embedding_type="rope",
             rotary_base=arch.rope_theta,
+            rotary_percent=arch.rotary_fraction,
         )
     for layer in model.decoder.layers:
         if hasattr(layer.mlp, "router"):
             sum_in_float32(layer.mlp)
-    return model.to(device=_seams.device(), dtype=dtype)
+    model.to(device=_seams.device(), dtype=dtype)
+    for router in routers(model).values():
+        if router.expert_bias is not None:
+            router.expert_bias = router.expert_bias.float()  # the choice of experts hangs on its last bits
+    return model
 
 
 def head_weight(model: Any) -> Tensor:
@@ -77,7 +82,15 @@ def _transformer_config(arch: Architecture, dtype: torch.dtype, recompute: bool)
             "moe_layer_freq": [int(layer in arch.moe_layers) for layer in range(arch.layers)],
             "moe_ffn_hidden_size": arch.expert_ffn,
             "moe_router_topk": arch.top_k,
-            "moe_router_pre_softmax": not arch.renormalise,
+            "moe_router_pre_softmax": not arch.renormalise and not arch.sigmoid,
+            "moe_router_score_function": "sigmoid" if arch.sigmoid else "softmax",
+            # Such models are trained and served with their scores in float32.
+            "moe_router_dtype": "fp32" if arch.sigmoid else None,
+            "moe_router_topk_scaling_factor": arch.routed_scaling if arch.routed_scaling != 1.0 else None,
+            "moe_router_enable_expert_bias": arch.expert_bias,
+            # By default Megatron moves the bias with every optimizer step; what it chooses by must be what engines choose by.
+            "moe_router_bias_update_rate": 0.0,
+            "moe_shared_expert_intermediate_size": arch.shared_ffn or None,
             "moe_router_load_balancing_type": "none",
             "moe_aux_loss_coeff": 0.0,
             "moe_token_dispatcher_type": "allgather",

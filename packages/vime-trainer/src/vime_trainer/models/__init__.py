@@ -2,7 +2,7 @@
 
 from vime_trainer.models._architecture import Architecture
 from vime_trainer.models._config_file import HfConfig, read_config
-from vime_trainer.models._convert import check_names, export, fill, specs
+from vime_trainer.models._convert import check_names, export, fill, ignored, specs
 from vime_trainer.models._family import Family
 from vime_trainer.models._folder import WeightFiles, write_folder
 from vime_trainer.models._random import random_tensor
@@ -39,6 +39,7 @@ __all__ = [
     "export",
     "family_of",
     "fill",
+    "ignored",
     "join",
     "local_shape",
     "merge",

@@ -29,6 +29,7 @@ class Architecture:
         routed_scaling: factor on the routed experts' output.
         shared_ffn: width of the shared experts together, which see every token of an MoE layer; 0 without.
         rotary_fraction: part of each head that rotary positions turn, from the front.
+        mtp_layers: layers for multi-token prediction that a folder holds behind the last one; they are not loaded.
         moe_layers: numbers of the MoE layers, counted from 0; all other layers are dense.
     """
 
@@ -55,6 +56,7 @@ class Architecture:
     routed_scaling: float = 1.0
     shared_ffn: int = 0
     rotary_fraction: float = 1.0
+    mtp_layers: int = 0
     moe_layers: frozenset[int] = field(default_factory=frozenset)
 
     def __post_init__(self) -> None:

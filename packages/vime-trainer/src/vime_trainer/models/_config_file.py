@@ -41,16 +41,35 @@ class HfConfig:
         """Base of the rotary frequencies; `rope_parameters` in transformers 5, `rope_theta` and `rope_scaling` before.
 
         Raises:
-            ValueError: a scaled or partial rotary embedding, which the families here do not have.
+            ValueError: a scaled rotary embedding, which the families here do not have.
         """
         rope = self.get("rope_parameters", "rope_scaling", default={})
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind != "default":
             raise ValueError(f"{self.source}: rope_type {kind!r} is not supported; valid: 'default'")
-        if rope.get("partial_rotary_factor", self.get("partial_rotary_factor", default=1.0)) != 1.0:
-            raise ValueError(f"{self.source}: partial_rotary_factor other than 1.0 is not supported")
         theta = rope.get("rope_theta")
         return float(theta if theta is not None else self.get("rope_theta", default=10000.0))
+
+    def rotary_fraction(self, default: float) -> float:
+        """Part of each head that rotary positions turn; in `rope_parameters` in transformers 5, beside it before.
+
+        Raises:
+            ValueError: not above 0 and at most 1.
+        """
+        rope = self.get("rope_parameters", "rope_scaling", default={})
+        fraction = float(rope.get("partial_rotary_factor", self.get("partial_rotary_factor", default=default)))
+        if not 0.0 < fraction <= 1.0:
+            raise ValueError(f"{self.source}: partial_rotary_factor {fraction}; valid: above 0, at most 1")
+        return fraction
+
+    def demand_rotary_fraction(self, valid: float) -> None:
+        """Refuses another part than the family's.
+
+        Raises:
+            ValueError: names it.
+        """
+        if (fraction := self.rotary_fraction(default=valid)) != valid:
+            raise ValueError(f"{self.source}: partial_rotary_factor {fraction} is not supported; valid: {valid}")
 
     def demand(self, name: str, *valid: Any) -> None:
         """Refuses a value that would change the computation; an absent key is fine.

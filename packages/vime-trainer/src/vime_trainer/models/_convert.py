@@ -12,7 +12,7 @@ from vime_trainer.models._architecture import Architecture
 from vime_trainer.models._sharding import Box, Place, boxes, merge
 from vime_trainer.models._weights import Entry
 
-__all__ = ["check_names", "export", "fill", "specs"]
+__all__ = ["check_names", "export", "fill", "ignored", "specs"]
 
 
 def specs(entries: Iterable[Entry]) -> dict[str, tuple[int, ...]]:
@@ -49,6 +49,23 @@ def fill(
         local = merge(entry, [read(name, box) for name, box in boxes(entry, place)], arch, place)
         with torch.no_grad():
             params[entry.megatron].copy_(local)
+
+
+def ignored(names: Iterable[str], arch: Architecture) -> set[str]:
+    """Tensors that a folder may hold although the model has none such.
+
+    Older tied checkpoints hold the head too; rotary frequencies follow from the config; layers for multi-token prediction
+    lie behind the last layer, no more of them than the config says.
+    """
+    behind = range(arch.layers, arch.layers + arch.mtp_layers)
+    prefixes = tuple(f"model.layers.{number}." for number in behind)
+    return {
+        name
+        for name in names
+        if name.endswith("rotary_emb.inv_freq")
+        or (arch.tied and name == "lm_head.weight")
+        or (prefixes and name.startswith(prefixes))
+    }
 
 
 def check_names(found: Collection[str], wanted: Collection[str], source: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from vime_trainer.models._architecture import Architecture
 from vime_trainer.models._config_file import HfConfig
@@ -21,9 +22,11 @@ class Family:
         architectures: names of the transformers classes.
         architecture: reads sizes from config.json; refuses what the family does not compute.
         weights: the table of weights.
+        exported: keys of config.json that have these values in an exported folder, where the source has them at all.
     """
 
     name: str
     architectures: tuple[str, ...]
     architecture: Callable[[HfConfig], Architecture]
     weights: tuple[Weight, ...]
+    exported: Mapping[str, Any] = field(default_factory=dict)

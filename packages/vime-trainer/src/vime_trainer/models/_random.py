@@ -11,8 +11,8 @@ __all__ = ["random_tensor"]
 
 
 def random_tensor(name: str, shape: tuple[int, ...], std: float, seed: int, dtype: torch.dtype) -> Tensor:
-    """Ones for norm weights, zeros for biases, else normal with mean 0 and standard deviation `std`, drawn in float32."""
-    if name.endswith(".bias"):
+    """Ones for norm weights, zeros for biases, else normal with mean 0 and standard deviation `std` from float32."""
+    if name.endswith("bias"):
         return torch.zeros(shape, dtype=dtype)
     if len(shape) == 1:
         return torch.ones(shape, dtype=dtype)

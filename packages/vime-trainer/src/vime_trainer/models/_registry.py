@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from vime_proto.errors import nearest
-from vime_trainer.models import qwen3, qwen3_moe
+from vime_trainer.models import glm4_moe, qwen3, qwen3_moe
 from vime_trainer.models._config_file import HfConfig
 from vime_trainer.models._family import Family
 
 __all__ = ["FAMILIES", "family_of"]
 
-FAMILIES: tuple[Family, ...] = (qwen3.FAMILY, qwen3_moe.FAMILY)
+FAMILIES: tuple[Family, ...] = (qwen3.FAMILY, qwen3_moe.FAMILY, glm4_moe.FAMILY)
 
 
 def family_of(config: HfConfig) -> Family:

@@ -119,11 +119,7 @@ class Policy:
             FileNotFoundError, ValueError: as from_hf.
         """
         files = models.WeightFiles(folder)
-        # Older tied checkpoints hold the head too; frequencies follow from the config.
-        ignored = {name for name in files.names if name.endswith("rotary_emb.inv_freq")}
-        if self.arch.tied:
-            ignored |= {"lm_head.weight"}
-        models.check_names(files.names - ignored, self._specs, str(folder))
+        models.check_names(files.names - models.ignored(files.names, self.arch), self._specs, str(folder))
         files.check_shapes(self._specs)
         models.fill(self._entries, self.weights(), self.arch, files.read)
 
@@ -181,7 +177,7 @@ class Policy:
             side_files: folder whose tokenizer and other small files are copied; default: where the model came from.
             max_shard_bytes: most bytes of weights in one file.
         """
-        config = dict(self.config)
+        config = self.config | {key: value for key, value in self.family.exported.items() if key in self.config}
         name = next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
         config["dtype" if "torch_dtype" not in config else "torch_dtype"] = name
         source = side_files if side_files is not None else self.folder
