@@ -5,7 +5,7 @@ import time
 
 import grpc
 import pytest
-from conftest import rest, run_fleet, run_router, until
+from conftest import all_healthy, rest, run_fleet, run_router, until
 from scripted import Engine, serve_engine
 
 from vime_proto.common.v1 import common_pb2, common_pb2_grpc
@@ -104,6 +104,21 @@ async def test_draining_can_be_undone(pair):
     assert {await client.engine_of() for _ in range(4)} == {"b"}
     await client.drain("a", undo=True)
     assert {await client.engine_of() for _ in range(4)} == {"a", "b"}
+
+
+async def test_a_drained_engine_that_was_started_again_at_its_address_serves():
+    async with run_router({}) as client:
+        async with serve_engine(Engine("a")) as server:
+            address = server.address
+            await client.register("a", address)
+            await until(lambda: all_healthy(client, 1))
+            await client.drain("a")
+            await asyncio.sleep(0.3)
+            assert (await client.entry("a")).health == router_pb2.ENGINE_HEALTH_DRAINING, "the same life stays drained"
+        # Killed: it did not deregister. Its lease, if it has one, still holds.
+        async with serve_engine(Engine("a"), address):
+            await until(lambda: all_healthy(client, 1))
+            assert await client.engine_of() == "a"
 
 
 async def test_an_idle_engine_is_removed_as_soon_as_it_drains(pair):

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from vime_proto import metadata
 from vime_proto.channel import open_channel
+from vime_proto.common.v1 import common_pb2, common_pb2_grpc
 from vime_proto.errors import describe
 from vime_proto.rollout.v1 import rollout_pb2, rollout_pb2_grpc
 from vime_router._fleet import Fleet
@@ -31,6 +32,7 @@ class Connection:
         self.generate = channel.unary_stream(f"/{SERVICE}/Generate")
         self.unary = {name: channel.unary_unary(f"/{SERVICE}/{name}") for name in ("Score", "GetModelInfo")}
         self.abort = rollout_pb2_grpc.RolloutServiceStub(channel).Abort
+        self.info = common_pb2_grpc.InfoServiceStub(channel).GetInfo
         self.health = health_pb2_grpc.HealthStub(channel).Check
         self.status = rollout_pb2_grpc.EngineControlServiceStub(channel).GetStatus
         self.wake = asyncio.Event()
@@ -120,6 +122,9 @@ class Engines:
                 answer = await connection.status(
                     rollout_pb2.GetStatusRequest(), timeout=timeout, metadata=self.credentials
                 )
+                # Before it is taken in, so that no request meets a life of it that we do not know.
+                if member.draining or not member.healthy:
+                    await self._see_incarnation(member, connection, timeout)
                 member.saw_good(answer.status)
                 good = True
             else:
@@ -136,6 +141,17 @@ class Engines:
         if after != before or member.status != status:
             self._fleet.on_change()
         return good
+
+    async def _see_incarnation(self, member: Member, connection: Connection, timeout: float) -> None:
+        request = common_pb2.GetInfoRequest()
+        try:
+            info = await connection.info(request, timeout=timeout, metadata=self.credentials)
+        except grpc.RpcError as error:
+            # An engine need not have it; then only `undo` takes a drained one in again.
+            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                raise
+        else:
+            member.saw_incarnation(info.incarnation)
 
     async def close(self) -> None:
         """Leaves every engine."""

@@ -42,6 +42,7 @@ class Member:
         self.failures_total = 0
         self.messages = 0
         self._settings = health
+        self._incarnation = ""
         self._healthy = False
         self._checked = False
         self._good_in_a_row = 0
@@ -62,6 +63,12 @@ class Member:
     def idle(self) -> bool:
         """Whether the router has nothing on it."""
         return self.outstanding_requests == 0
+
+    def saw_incarnation(self, incarnation: str) -> None:
+        """The engine names its present life. Draining meant the earlier one: whoever started it again wants it to serve."""
+        if self._incarnation and incarnation and incarnation != self._incarnation:
+            self.draining = self.remove_when_idle = False
+        self._incarnation = incarnation or self._incarnation
 
     def saw_good(self, status: rollout_pb2.EngineStatus) -> None:
         """Takes the result of a good check."""
