@@ -2,11 +2,12 @@
 
 from vime_trainer.models._architecture import Architecture
 from vime_trainer.models._config_file import HfConfig, read_config
-from vime_trainer.models._convert import check_names, export, fill, ignored, specs
+from vime_trainer.models._convert import check_names, export, fill, ignored, specs, tensor_specs
 from vime_trainer.models._family import Family
 from vime_trainer.models._folder import WeightFiles, write_folder
 from vime_trainer.models._random import random_tensor
 from vime_trainer.models._registry import FAMILIES, family_of
+from vime_trainer.models._safetensors import TensorSpec
 from vime_trainer.models._sharding import (
     Box,
     Place,
@@ -30,6 +31,7 @@ __all__ = [
     "HfConfig",
     "HfTensor",
     "Place",
+    "TensorSpec",
     "Weight",
     "WeightFiles",
     "boxes",
@@ -48,6 +50,7 @@ __all__ = [
     "read_config",
     "shard",
     "specs",
+    "tensor_specs",
     "unshard",
     "write_folder",
 ]

@@ -9,15 +9,25 @@ from torch import Tensor
 
 from vime_proto.errors import nearest
 from vime_trainer.models._architecture import Architecture
+from vime_trainer.models._safetensors import TensorSpec
 from vime_trainer.models._sharding import Box, Place, boxes, merge
 from vime_trainer.models._weights import Entry
 
-__all__ = ["check_names", "export", "fill", "ignored", "specs"]
+__all__ = ["check_names", "export", "fill", "ignored", "specs", "tensor_specs"]
 
 
 def specs(entries: Iterable[Entry]) -> dict[str, tuple[int, ...]]:
     """Name and shape of every Hugging Face tensor, in export order."""
     return {name: shape for entry in entries for name, shape in zip(entry.hf, entry.shapes, strict=True)}
+
+
+def tensor_specs(entries: Iterable[Entry], dtype: torch.dtype) -> dict[str, TensorSpec]:
+    """Element type and shape of every Hugging Face tensor of a model whose weights are `dtype`, in export order."""
+    return {
+        name: TensorSpec(torch.float32 if entry.float32 else dtype, shape)
+        for entry in entries
+        for name, shape in zip(entry.hf, entry.shapes, strict=True)
+    }
 
 
 def export(entries: Iterable[Entry], params: Mapping[str, Tensor], arch: Architecture) -> Iterator[tuple[str, Tensor]]:
@@ -46,9 +56,8 @@ def fill(
         place: of this rank.
     """
     for entry in entries:
-        local = merge(entry, [read(name, box) for name, box in boxes(entry, place)], arch, place)
         with torch.no_grad():
-            params[entry.megatron].copy_(local)
+            params[entry.megatron].copy_(merge(entry, [read(*one) for one in boxes(entry, place)], arch, place))
 
 
 def ignored(names: Iterable[str], arch: Architecture) -> set[str]:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from vime_trainer.files import new_directory
+from vime_trainer.models._safetensors import TensorSpec, plan_files, write_files
 from vime_trainer.models._sharding import Box
 
 __all__ = ["WeightFiles", "write_folder"]
@@ -66,6 +66,7 @@ class WeightFiles:
 def write_folder(
     folder: str | Path,
     tensors: Iterable[tuple[str, Tensor]],
+    specs: Mapping[str, TensorSpec],
     config: dict[str, Any],
     source: str | Path | None = None,
     max_shard_bytes: int = 4 << 30,
@@ -76,16 +77,20 @@ def write_folder(
 
     Args:
         folder: where to.
-        tensors: names and tensors, streamed; one shard at a time is held.
+        tensors: names and tensors, streamed; one tensor at a time is held.
+        specs: what `tensors` will bring, in its order.
         config: contents of config.json.
         source: folder whose files other than weights and config.json are copied.
         max_shard_bytes: most bytes of tensors in one file.
+
+    Raises:
+        ValueError: other tensors than `specs` says.
     """
     with new_directory(Path(folder)) as made:
         if source is not None:
             _copy_side_files(Path(source), made)
         (made / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        _write_shards(made, tensors, max_shard_bytes)
+        _write_weights(made, tensors, specs, max_shard_bytes)
     return Path(folder)
 
 
@@ -96,30 +101,17 @@ def _copy_side_files(source: Path, made: Path) -> None:
             shutil.copyfile(file, made / file.name)
 
 
-def _write_shards(made: Path, tensors: Iterable[tuple[str, Tensor]], limit: int) -> None:
-    shards: list[list[str]] = []
-    pending: dict[str, Tensor] = {}
-    size = total = 0
-
-    def flush() -> None:
-        save_file(pending, made / f"part-{len(shards)}.safetensors", metadata={"format": "pt"})
-        shards.append(list(pending))
-
-    for name, tensor in tensors:
-        if pending and size + tensor.nbytes > limit:
-            flush()
-            pending, size = {}, 0
-        pending[name] = tensor.cpu().contiguous()
-        size += tensor.nbytes
-        total += tensor.nbytes
-    flush()
-    if len(shards) == 1:
-        (made / "part-0.safetensors").rename(made / "model.safetensors")
-        return
-    index = {}
-    for number, names in enumerate(shards):
-        file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
-        (made / f"part-{number}.safetensors").rename(made / file)
-        index |= dict.fromkeys(names, file)
-    content = {"metadata": {"total_size": total}, "weight_map": index}
-    (made / _INDEX).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+def _write_weights(
+    made: Path, tensors: Iterable[tuple[str, Tensor]], specs: Mapping[str, TensorSpec], limit: int
+) -> None:
+    plan = plan_files(specs, limit)
+    if len(plan) == 1:
+        names = ["model.safetensors"]
+    else:
+        names = [f"model-{number + 1:05d}-of-{len(plan):05d}.safetensors" for number in range(len(plan))]
+        content = {
+            "metadata": {"total_size": sum(spec.nbytes for spec in specs.values())},
+            "weight_map": {name: file for file, part in zip(names, plan, strict=True) for name in part},
+        }
+        (made / _INDEX).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_files(((made / name, part) for name, part in zip(names, plan, strict=True)), tensors)

@@ -181,7 +181,9 @@ class Policy:
         name = next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
         config["dtype" if "torch_dtype" not in config else "torch_dtype"] = name
         source = side_files if side_files is not None else self.folder
-        return models.write_folder(folder, self.hf_tensors(), config, source, max_shard_bytes)
+        return models.write_folder(
+            folder, self.hf_tensors(), models.tensor_specs(self._entries, self.dtype), config, source, max_shard_bytes
+        )
 
     def router_modules(self) -> dict[int, Any]:
         """Megatron's TopKRouter modules by global layer number, counted from 0."""
