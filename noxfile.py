@@ -203,9 +203,9 @@ def gpu(session: nox.Session) -> None:
     env = {f"VIME_PYTHON_{stage.upper()}": python for stage in STAGES}
     session.run(python, "-m", "pytest", "-q", "packages/vime-trainer/tests/test_gpu.py", external=True)
     share = "engine.config.vllm.gpu_memory_utilization=0.3"
-    session.run(
-        python, "-m", "vime_launch", "demo", "--name", "gpu", "--set", share, *session.posargs, env=env, external=True
-    )  # fmt: skip
+    # vLLM's float32 kernels multiply in TF32 there: 1e-4 to 6e-4 nats were seen.
+    demo = ["demo", "--name", "gpu", "--max-difference", "2e-3", "--set", share]
+    session.run(python, "-m", "vime_launch", *demo, *session.posargs, env=env, external=True)
 
 
 @nox.session

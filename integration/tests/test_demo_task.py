@@ -73,6 +73,10 @@ def test_acceptance():
     assert faults(replace(GOOD, final_accuracy=0.2), 0, learns=False) == []
     assert "reached 2.00e-05" in faults(replace(GOOD, logprob_abs_diff_max=2e-5), 0)[0]
     assert "less than 1000 times" in faults(replace(GOOD, logprob_abs_diff_shifted_routes=1e-4), 0)[0]
+    coarse = replace(GOOD, logprob_abs_diff_max=6e-4, logprob_abs_diff_shifted_routes=1.9)
+    assert len(faults(coarse, 0)) == 1 and faults(replace(coarse, logprob_abs_diff_shifted_routes=1.0), 0, difference=2e-3) == []
+    assert "less than 100 times" in faults(replace(coarse, logprob_abs_diff_shifted_routes=0.01), 0, difference=2e-3)[0]
+    assert "not below 2e-03" in faults(replace(coarse, logprob_abs_diff_max=3e-3), 0, difference=2e-3)[0]
     assert "no row was replayed" in faults(replace(GOOD, rows_replayed=0), 0)
     assert "lagged 1" in faults(replace(GOOD, staleness_max=1.0), 0)[0]
     assert faults(replace(GOOD, staleness_max=1.0, logprob_abs_diff_max=1e-2), 1) == []

@@ -3,12 +3,12 @@ from __future__ import annotations
 import tomllib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vime_launch import toml
 from vime_launch.plan import UNKNOWN, RunFolder, connect, processes, write_config
-from vime_launch.recipe import check_recipe
+from vime_launch.recipe import RecipeError, check_recipe
 
 STAGES = {stage: {"python": f"/{stage}/python"} for stage in ("buffer", "router", "engine", "worker", "trainer")}
 
@@ -80,6 +80,13 @@ def test_on_several_hosts_servers_listen_on_their_own(tmp_path):
     assert connect(plan[0], plan, host="fd00::1")["server"]["address"] == "[fd00::1]:0"
 
 
+def test_ranks_are_passed_to_the_trainer(tmp_path):
+    plan, folder = plan_of(tmp_path, trainer={"python": "p", "ranks": 4})
+    assert write_config(plan[-1], {}, folder)[:6] == ["p", "-m", "vime_trainer", "rl", "--ranks", "4"]
+    with pytest.raises(RecipeError, match="engine.ranks: only a trainer"):
+        plan_of(tmp_path, engine={"python": "p", "ranks": 2})
+
+
 def test_a_command_takes_the_place_of_the_interpreter(tmp_path):
     plan, folder = plan_of(tmp_path, buffer={"command": "go-buffer --x"})
     assert write_config(plan[0], {}, folder)[:3] == ["go-buffer", "--x", "--config"]
@@ -92,6 +99,7 @@ leaves = plain | st.lists(plain, max_size=3)
 values = leaves | st.dictionaries(text, leaves | st.dictionaries(text, leaves, max_size=3), max_size=4)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(text, values, max_size=5))
 def test_toml_reads_back_what_was_written(table):
     assert tomllib.loads(toml.dumps(table)) == table

@@ -28,6 +28,10 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--seed", type=int, default=0, metavar="S", help="the first seed")
     demo.add_argument("--steps", type=int, default=None, help="steps of reinforcement learning")
     demo.add_argument("--max-staleness", type=int, default=0, help="batches that a sample may lag behind")
+    demo.add_argument(
+        "--max-difference", type=float, default=1e-5, metavar="NATS",
+        help="bound of the mean log-prob difference (float32 on CPU: 1e-5; GPUs multiply in TF32: 2e-3)",
+    )  # fmt: skip
     demo.add_argument("--short", action="store_true", help="a few steps after a short warm-up; no claim on accuracy")
     demo.add_argument("--sft-steps", type=int, default=None, help="steps of the warm-up")
     demo.add_argument("--prepare-only", action="store_true", help="build the task and warm the model up, and stop there")

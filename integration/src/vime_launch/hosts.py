@@ -64,17 +64,18 @@ class Hosts:
         """Makes the actors of one stage, placed host by host where it asks for GPUs."""
         stage = processes[0].stage
         ray = self._ray
+        gpus = stage.gpus * stage.ranks
         options: dict[str, Any] = {
             "num_cpus": stage.cpus,
-            "num_gpus": stage.gpus,
+            "num_gpus": gpus,
             "max_concurrency": _CONCURRENCY,
         }
         make = ray.remote(Host).options
-        if stage.gpus:
+        if gpus:
             from ray.util.placement_group import placement_group
             from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-            bundle = {"GPU": float(stage.gpus)} | ({"CPU": stage.cpus} if stage.cpus else {})
+            bundle = {"GPU": float(gpus)} | ({"CPU": stage.cpus} if stage.cpus else {})
             group = placement_group([bundle] * len(processes), strategy="PACK")
             try:
                 async with asyncio.timeout(stage.start_seconds):

@@ -32,6 +32,7 @@ _STATS_SECONDS = 2.0
 _SAMPLE_SECONDS = 0.5
 # Beyond a stage's own grace, what is left of a run is killed after so long.
 _REAP_SECONDS = 2.0
+_PEAK_FILE = "peak_rss_bytes"
 INTERRUPTED = 130
 BAD_INPUT = 2
 
@@ -72,7 +73,7 @@ def launch(recipe: Recipe, resume: str | None = None, console: Console | None = 
         # As resolved: the defaults too, and every override. From here on the folder holds a run.
         (folder / "recipe.toml").write_text(toml.dumps(recipe.model_dump(mode="json", exclude_none=True)))
         metrics = Metrics(folder / "metrics.jsonl")
-        watched = Watched(recipe.stop_seconds + _REAP_SECONDS)
+        watched = Watched(recipe.stop_seconds + _REAP_SECONDS, _earlier_peak(folder))
         started = time.monotonic()
         hosts: Hosts | None = None
         outcome = Outcome(INTERRUPTED, "interrupted")
@@ -125,7 +126,7 @@ async def _run(
             supervisor.end(0, f"{count} batches written to {target}")
 
     supervisor.spawn(interrupted(), "signals")
-    supervisor.spawn(_sample(watched), "memory")
+    supervisor.spawn(_sample(watched, folder), "memory")
     supervisor.spawn(check(), "configuration")
     supervisor.spawn(work(), "start")
     outcome = await supervisor.ended
@@ -134,10 +135,23 @@ async def _run(
     return outcome
 
 
-async def _sample(watched: Watched) -> None:
+async def _sample(watched: Watched, folder: RunFolder) -> None:
+    written = watched.peak_gib
     while True:
         watched.sample()
+        if watched.peak_gib > written:
+            # At once: a launcher that is killed writes no summary, and its successor counts what it saw.
+            written = watched.peak_gib
+            (folder / _PEAK_FILE).write_text(f"{watched.peak_bytes}\n")
         await asyncio.sleep(_SAMPLE_SECONDS)
+
+
+def _earlier_peak(folder: RunFolder) -> int:
+    """The most memory, in bytes, that earlier launchers of this run saw; 0 for a new run."""
+    try:
+        return int((folder / _PEAK_FILE).read_text())
+    except (FileNotFoundError, ValueError):
+        return 0
 
 
 async def _stats(address: str, run_id: str, view: View) -> None:

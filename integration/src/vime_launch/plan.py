@@ -95,7 +95,8 @@ def fill(value: Any, folder: RunFolder) -> Any:
 
 def command(stage: Stage, kind: str) -> list[str]:
     """What starts a process of the stage, without ``--config``."""
-    return list(stage.command) if stage.command else [stage.python or "", *COMMANDS[kind]]
+    words = list(stage.command) if stage.command else [stage.python or "", *COMMANDS[kind]]
+    return words if stage.ranks == 1 else [*words, "--ranks", str(stage.ranks)]
 
 
 def _own(process: Process, recipe: Recipe, folder: RunFolder) -> dict[str, Any]:

@@ -47,7 +47,8 @@ class Stage(Table):
     count: int = Field(1, ge=0, description="processes; above 1 for engine and worker only")
     restart: int = Field(0, ge=0, description="times that a process may die and be started again (worker, engine)")
     cpus: float = Field(0, ge=0, description="CPU cores that Ray sets aside for each process")
-    gpus: int = Field(0, ge=0, description="GPUs of each process")
+    gpus: int = Field(0, ge=0, description="GPUs of each process, or of each rank")
+    ranks: int = Field(1, ge=1, description="ranks that the trainer's process starts on its host (trainer)")
     start_seconds: float = Field(1800, gt=0, description="seconds within which a process must serve")
     env: dict[str, str] = Field({}, description="entries of the environment, beside the host's own")
     config: dict[str, Any] = Field({}, description="the stage's own configuration; the launcher adds addresses, run and folders")
@@ -148,6 +149,8 @@ class Recipe(Table):
         if self.mode == "train" and self.router is None:
             raise ValueError("[router] is missing: the trainer finds the engines there")
         for name, stage in present.items():
+            if stage.ranks != 1 and (name != "trainer" or stage.address):
+                raise ValueError(f"{name}.ranks: only a trainer that is started here has ranks")
             if name not in ("engine", "worker"):
                 if stage.count != 1 or len(stage.address) > 1:
                     raise ValueError(f"{name}: count must be 1")

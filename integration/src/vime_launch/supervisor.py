@@ -78,6 +78,8 @@ class Supervisor:
         task = asyncio.create_task(guarded(), name=what)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        # A task that is cancelled before its first step has not touched its work.
+        task.add_done_callback(lambda _: work.close())
 
     async def up(self) -> None:
         """Starts the stages, each kind when those before it serve."""
@@ -203,11 +205,14 @@ class Supervisor:
 
     async def down(self) -> None:
         """Ends every process that was started here, all at once; what does not end within its grace is killed."""
-        for task in list(self._tasks):
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
             task.cancel()
         stops = [asyncio.create_task(self._hosts.stop(name)) for name in self._hosts.names]
         if stops:
             await asyncio.wait(stops, timeout=self._recipe.stop_seconds + _KILL_SECONDS)
+        if tasks:
+            await asyncio.wait(tasks, timeout=_KILL_SECONDS)
 
 
 def _short(path) -> str:

@@ -76,7 +76,7 @@ def _one(arguments: argparse.Namespace, pythons: dict[str, str], seed: int, cons
         return code, None
     figures = figures_of(Metrics(folder / "metrics.jsonl"))
     answered = _answer_questions(recipe.trainer.python, recipe.trainer.env, folder)
-    found = faults(figures, arguments.max_staleness, learns=not arguments.short)
+    found = faults(figures, arguments.max_staleness, not arguments.short, arguments.max_difference)
     if not arguments.short and answered["right"] <= answered["asked"] * 0.8:
         found.append(f"transformers answers {answered['right']} of {answered['asked']} held-out sums with the final checkpoint")
     path = folder / "summary.json"
