@@ -159,7 +159,7 @@ def test_kl_in_reward(estimator, expected):
     assert not kl_penalty(batch, in_loss).any()
 
 
-@pytest.mark.parametrize("name", ["grpo", "ppo", "reinforce_plus_plus", "rloo", "maxrl"])
+@pytest.mark.parametrize("name", ["grpo", "ppo", "reinforce_plus_plus", "rloo"])
 def test_the_kl_of_masked_tokens_changes_nothing(name):
     mask = [True, True, False, True, False, True]
     old, reference = np.linspace(-2, -1, 6), np.full(6, -1.2)

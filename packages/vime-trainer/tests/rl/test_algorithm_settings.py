@@ -137,6 +137,13 @@ def test_a_kl_loss_without_a_gradient_is_refused():
     assert AlgorithmSettings(kl={"coefficient": 0.1, "estimator": "k1", "place": "reward"}).kl.place == "reward"
 
 
+@pytest.mark.parametrize("name", ["maxrl", "distillation"])
+def test_a_kl_within_a_reward_that_nobody_reads_is_refused(name):
+    with pytest.raises(ValidationError, match=f"kl.place: .*no meaning for {name}"):
+        AlgorithmSettings(name=name, kl={"coefficient": 0.1, "place": "reward"})
+    assert AlgorithmSettings(name=name, kl={"coefficient": 0.1}).kl.coefficient == 0.1
+
+
 @pytest.mark.parametrize("settings", [{"old_policy": "engine"}, {"old_policy": "linear"}, {"correction": "none"}])
 def test_normalised_weights_need_weights_before_the_cut(settings):
     with pytest.raises(ValidationError, match="correction_normalise: needs"):

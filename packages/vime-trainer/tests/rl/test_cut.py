@@ -139,6 +139,8 @@ CUT = dict(
 def test_the_cut_changes_neither_loss_nor_gradient(
     drawn, aggregation, ranks, budget, layout, multiple, name, kl, correction, more
 ):
+    if kl.get("place") == "reward" and not get_algorithm(name).kl_in_reward:
+        kl = {}
     options = AlgorithmSettings(
         name=name,
         aggregation=aggregation,
@@ -161,8 +163,9 @@ def test_the_cut_changes_nothing_for_the_critic(drawn, aggregation, ranks, budge
 @given(drawn=batches(), name=st.sampled_from(EVERY))
 def test_rollouts_that_are_not_usable_change_no_advantage(drawn, name):
     _, batch = drawn
-    options = AlgorithmSettings(name=name, aggregation="token", kl={"coefficient": 0.1, "place": "reward"})
     algorithm = get_algorithm(name)
+    kl = {"coefficient": 0.1, "place": "reward" if algorithm.kl_in_reward else "loss"}
+    options = AlgorithmSettings(name=name, aggregation="token", kl=kl)
     found = advantage_streams(algorithm, batch, options)
     batch.rewards[~batch.usable] = 1e9
     for values in (*batch.logprobs.values(), batch.values):

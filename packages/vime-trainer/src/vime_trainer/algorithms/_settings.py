@@ -113,7 +113,9 @@ class AlgorithmSettings(Section):
                 'correction_normalise: needs old_policy = "trainer" and a correction, whose weights are known before the '
                 "batch is cut"
             )
-        algorithm_of(self)
+        algorithm = algorithm_of(self)
+        if self.kl.coefficient > 0 and self.kl.place == "reward" and not algorithm.kl_in_reward:
+            raise ValueError(f'kl.place: a KL within the reward has no meaning for {self.name}; use place = "loss"')
         if self.overlong_limit is not None and self.overlong_margin >= self.overlong_limit:
             raise ValueError("overlong_margin: must be below overlong_limit")
         return self

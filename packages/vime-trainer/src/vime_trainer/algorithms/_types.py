@@ -159,6 +159,7 @@ class Algorithm:
         needs_teacher: samples must bring a teacher's log-probs; `batch.logprobs["teacher"]` holds them.
         token_rewards: `advantage` places rewards on tokens itself, and with them the KL penalty where it is part of the
             reward. Otherwise `batch.rewards` is less the penalty already.
+        kl_in_reward: whether a KL penalty within the reward has a meaning for it.
         value_loss: (live values [T], streams, settings) -> Terms; inside autograd. With `needs_critic` alone.
     """
 
@@ -172,4 +173,5 @@ class Algorithm:
     needs_critic: bool = False
     needs_teacher: bool = False
     token_rewards: bool = False
+    kl_in_reward: bool = True
     value_loss: ValueLoss | None = None

@@ -18,4 +18,6 @@ def advantage(batch: RolloutBatch, settings) -> dict:
     return {"advantages": gap.astype(np.float32)}
 
 
-DISTILLATION = Algorithm("distillation", advantage, token_clipped_loss, needs_group=False, needs_teacher=True)
+DISTILLATION = Algorithm(
+    "distillation", advantage, token_clipped_loss, needs_group=False, needs_teacher=True, kl_in_reward=False
+)

@@ -26,4 +26,5 @@ def advantage(batch: RolloutBatch, settings) -> dict:
     return {"advantages": batch.per_token(centred(batch, scale_by_std=False) / mean[batch.groups])}
 
 
-MAXRL = Algorithm("maxrl", advantage, token_clipped_loss)
+# A penalty could make the mean negative.
+MAXRL = Algorithm("maxrl", advantage, token_clipped_loss, kl_in_reward=False)
