@@ -9,7 +9,7 @@ from vime_proto.errors import ContractError, StatusError
 from vime_proto.fakes._buffer_rows import BatchRow, EvaluationRow, RunRow, State
 from vime_proto.fakes._buffer_store import BufferStore
 from vime_proto.sample.v1 import sample_pb2
-from vime_proto.sample_views import group_index, group_samples
+from vime_proto.sample_views import group_index, group_samples, segment_versions
 
 
 def lease_batch(store: BufferStore, run: RunRow, request: pb.LeaseBatchRequest) -> pb.LeaseBatchResponse:
