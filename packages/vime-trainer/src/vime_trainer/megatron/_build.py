@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vime_trainer.fused import switches
 from vime_trainer.megatron import _parallel, _seams
 from vime_trainer.models import Architecture
 
@@ -27,6 +28,7 @@ def build_model(arch: Architecture, dtype: torch.dtype = torch.float32, recomput
         warnings.simplefilter("ignore")  # about Apex, Transformer Engine and fused kernels that are not used here
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 
+        from vime_trainer.megatron._dispatch import use_gathers
         from vime_trainer.megatron._model import PackedGPT
         from vime_trainer.megatron._moe import sum_in_float32
 
@@ -44,6 +46,7 @@ def build_model(arch: Architecture, dtype: torch.dtype = torch.float32, recomput
             rotary_base=arch.rope_theta,
             rotary_percent=arch.rotary_fraction,
         )
+    use_gathers(model)
     for layer in model.decoder.layers:
         if hasattr(layer.mlp, "router"):
             sum_in_float32(layer.mlp)
@@ -119,7 +122,7 @@ def _transformer_config(arch: Architecture, dtype: torch.dtype, recompute: bool)
         bf16=dtype == torch.bfloat16,
         use_cpu_initialization=not torch.cuda.is_available(),
         perform_initialization=False,
-        bias_activation_fusion=False,
+        bias_activation_fusion=switches.swiglu and torch.cuda.is_available(),
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
         persist_layer_norm=False,

@@ -8,7 +8,8 @@ import torch
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
-from torch.nn.functional import silu
+
+from vime_trainer.megatron._activation import weighted_swiglu
 
 __all__ = ["StackedExperts"]
 
@@ -19,6 +20,9 @@ class StackedExperts(MegatronModule):
     Parameters:
         fc1: [experts, 2 * width, hidden], each expert's gate rows, then its up rows.
         fc2: [experts, hidden, width].
+
+    Experts are those of this expert-parallel rank, their width is that of this expert-tensor-parallel rank: Megatron's
+    dispatcher adds up the outputs of the latter.
     """
 
     def __init__(
@@ -26,30 +30,70 @@ class StackedExperts(MegatronModule):
     ) -> None:
         super().__init__(config=config)
         self.count = num_local_experts
-        width, hidden = config.moe_ffn_hidden_size, config.hidden_size
+        width, hidden = config.moe_ffn_hidden_size // config.expert_tensor_parallel_size, config.hidden_size
         place = {"dtype": config.params_dtype, "device": torch.cuda.current_device()}
         self.fc1 = torch.nn.Parameter(torch.empty(self.count, 2 * width, hidden, **place))
         self.fc2 = torch.nn.Parameter(torch.empty(self.count, hidden, width, **place))
+        spread = config.expert_model_parallel_size > 1
         for weight in (self.fc1, self.fc2):
-            # Megatron's data parallelism reduces expert weights over another group when experts are spread.
-            weight.allreduce = config.expert_model_parallel_size == 1
+            # Megatron's data parallelism reduces such weights over another group: ranks that hold the same experts.
+            weight.allreduce = not spread and config.expert_tensor_parallel_size == config.tensor_model_parallel_size
+            # No other rank of the group in which gradient norms are added up holds the same part.
+            weight.tensor_model_parallel = True
 
     def forward(self, tokens: Tensor, tokens_per_expert: Tensor, probs: Tensor) -> tuple[Tensor, None]:
         """Runs each expert on its share.
 
         Args:
             tokens: [rows, hidden], sorted by expert.
-            tokens_per_expert: int64 [experts] on the host.
+            tokens_per_expert: int64 [experts], on the host or on the device.
             probs: [rows], weight of each row's expert.
 
         Returns:
             [rows, hidden], weighted; and no bias.
         """
         multiply = _grouped if tokens.is_cuda and tokens.dtype == torch.bfloat16 else _looped
-        gate, up = multiply(tokens, self.fc1, tokens_per_expert).chunk(2, dim=-1)
         # As Megatron's MLP does: weights are applied before the second product.
-        middle = (silu(gate) * up * probs.unsqueeze(-1)).to(tokens.dtype)
+        middle = weighted_swiglu(multiply(tokens, self.fc1, tokens_per_expert), probs)
         return multiply(middle, self.fc2, tokens_per_expert), None
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[tuple[int, int, int], ...] = (), metadata: Any = None
+    ) -> dict[str, Any]:
+        """Megatron's description for checkpoints: experts over expert-parallel ranks, widths over expert-tensor ranks."""
+        from megatron.core import parallel_state
+        from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+
+        axis = len(sharded_offsets)
+        tensor_rank = parallel_state.get_expert_tensor_parallel_rank()
+        tensor_size = self.config.expert_tensor_parallel_size
+        experts = (axis, parallel_state.get_expert_model_parallel_rank(), self.config.expert_model_parallel_size)
+        replica = (0, 0, parallel_state.get_expert_data_parallel_rank())
+        common = {"replica_id": replica, "prepend_axis_num": axis}
+
+        def halves(key: str, data: Tensor, *_: Any) -> list[ShardedTensor]:
+            return [
+                ShardedTensor.from_rank_offsets(
+                    key,
+                    half,
+                    *sharded_offsets,
+                    experts,
+                    (axis + 1, number * tensor_size + tensor_rank, 2 * tensor_size),
+                    **common,
+                )
+                for number, half in enumerate(data.chunk(2, dim=1))
+            ]
+
+        def whole(halves: list[Tensor]) -> Tensor:
+            return torch.cat(halves, dim=1)
+
+        names = {name: f"{prefix}{name}" for name in ("fc1", "fc2")}
+        return {
+            names["fc1"]: ShardedTensorFactory(names["fc1"], self.fc1, halves, whole, replica),
+            names["fc2"]: ShardedTensor.from_rank_offsets(
+                names["fc2"], self.fc2, *sharded_offsets, experts, (axis + 2, tensor_rank, tensor_size), **common
+            ),
+        }
 
     def backward_dw(self) -> None:
         """Megatron's delayed weight gradients are not used here."""

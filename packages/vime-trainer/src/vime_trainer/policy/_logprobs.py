@@ -5,41 +5,47 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+
+from vime_trainer.policy._logits import add_product, gradient, products, statistics
 
 __all__ = ["token_logprobs"]
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 26, "cuda": 1 << 28}
 """Most float32 logits held at once: 256 MiB and 1 GiB."""
 
-_LOWEST = -1e4
-"""Log-probabilities below it count as this, whose exponential is 0 too, so that 0 x -inf cannot arise."""
+
+_NOTHING = -1e30
+"""Largest logit of a rank without any; finite, so that no difference of two is undefined."""
 
 
 def token_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: Tensor, chunk: int | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    temperature: Tensor,
+    chunk: int | None = None,
+    group: Any = None,
+    first: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target and entropy of its distribution, from float32 logits.
 
     Args:
         hidden: [rows, hidden].
-        weight: [vocab, hidden], the output head.
+        weight: [vocab, hidden], the output head, or this rank's part of it, which may have no rows.
         targets: int64 [rows].
         temperature: float32 [rows], > 0; divides the logits.
         chunk: rows whose logits are held at once; chosen by memory when None.
+        group: process group over which the vocabulary is cut. All ranks pass the same rows and get the same results; the
+            gradient of `hidden` is this rank's part.
+        first: token id of the first row of `weight`.
 
     Returns:
         float32 [rows] log-probabilities and float32 [rows] entropies in nats, both differentiable once.
     """
-    rows = chunk or max(1, _CHUNK_ELEMENTS.get(hidden.device.type, 1 << 26) // weight.size(0))
-    return _TokenLogprobs.apply(hidden, weight, targets, temperature, rows)  # type: ignore[return-value]
-
-
-def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    """float32 [rows, vocab]. Products of bfloat16 numbers are exact in float32, so only the sums must be float32."""
-    if hidden.dtype == torch.float32 or not hidden.is_cuda:
-        return hidden.float() @ weight.float().t()
-    return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+    rows = chunk or max(1, _CHUNK_ELEMENTS.get(hidden.device.type, 1 << 26) // max(1, weight.size(0)))
+    return _TokenLogprobs.apply(hidden, weight, targets - first, temperature, rows, group)  # type: ignore[return-value]
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -47,18 +53,22 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: Tensor, chunk: int
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: Tensor, chunk: int, group: Any
     ) -> tuple[Tensor, Tensor]:
         rows = hidden.size(0)
-        logprobs = torch.empty(rows, dtype=torch.float32, device=hidden.device)
-        entropy, norms = torch.empty_like(logprobs), torch.empty_like(logprobs)
-        for start in range(0, rows, chunk):
+        found = torch.zeros(4, rows, dtype=torch.float32, device=hidden.device)
+        found[1] = _NOTHING
+        for start in range(0, rows, chunk) if weight.size(0) else ():
             part = slice(start, start + chunk)
-            logits = _logits(hidden[part], weight).div_(temperature[part, None])
-            norms[part] = logits.logsumexp(-1)
-            logprobs[part] = logits.gather(1, targets[part, None]).squeeze(1) - norms[part]
-            logits.sub_(norms[part, None]).clamp_(min=_LOWEST)
-            entropy[part] = -torch.linalg.vecdot(logits.exp(), logits)
+            own = targets[part] if group is None else targets[part].clamp(0, weight.size(0) - 1)
+            found[:, part] = torch.stack(statistics(products(hidden[part], weight), own, temperature[part]))
+        if group is not None:
+            found = _merge(found, (targets >= 0) & (targets < weight.size(0)), group)
+        chosen, highest, total, mean = found.unbind()
+        spread = total.log()
+        norms = highest + spread
+        logprobs = chosen - spread
+        entropy = spread - mean / total
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, targets, temperature, norms, entropy)
         ctx.chunk = chunk
@@ -70,20 +80,38 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         up = torch.zeros_like(norms) if grad_logprobs is None else grad_logprobs
+        if not weight.size(0):
+            return torch.zeros_like(hidden), grad_weight.to(weight.dtype), None, None, None, None
         for start in range(0, hidden.size(0), ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            logp = _logits(hidden[part], weight).div_(temperature[part, None]).sub_(norms[part, None])
-            if grad_entropy is None:
-                grad = logp.exp_().mul_(-up[part, None])
-            else:
-                logp.clamp_(min=_LOWEST)
-                surprise = (logp + entropy[part, None]).mul_(grad_entropy[part, None]).add_(up[part, None])
-                grad = surprise.mul_(logp.exp_()).neg_()
-            grad.scatter_add_(1, targets[part, None], up[part, None])
-            grad = grad.div_(temperature[part, None]).to(hidden.dtype)
+            grad = gradient(
+                products(hidden[part], weight),
+                targets[part],
+                temperature[part],
+                norms[part],
+                up[part],
+                None if grad_entropy is None else grad_entropy[part],
+                entropy[part],
+                hidden.dtype,
+            )
             grad_hidden[part] = grad @ weight
-            if weight.dtype == torch.float32 or not grad.is_cuda:
-                grad_weight += (grad.t() @ hidden[part]).float()
-            else:
-                grad_weight += torch.mm(grad.t(), hidden[part], out_dtype=torch.float32)
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None
+            add_product(grad_weight, grad.t(), hidden[part])
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None
+
+
+def _merge(mine: Tensor, inside: Tensor, group: Any) -> Tensor:
+    """The statistics [4, rows] of the whole vocabulary from those of its parts.
+
+    Args:
+        mine: as `statistics` returns them.
+        inside: bool [rows], whether the target is in this part.
+    """
+    mine = torch.cat((mine, inside[None].float()))
+    parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, mine, group=group)
+    chosen, highest, total, mean, inside = torch.stack(parts).unbind(1)
+    top = highest.amax(0)
+    lower = highest - top
+    scale = lower.exp()
+    chosen = torch.where(inside > 0, chosen + lower, 0.0).sum(0)
+    return torch.stack((chosen, top, (scale * total).sum(0), (scale * (mean + total * lower)).sum(0)))

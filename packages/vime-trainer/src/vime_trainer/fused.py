@@ -1,0 +1,67 @@
+"""Small functions that a GPU runs as one kernel, and the switches that turn each faster way off for measurements."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Switches", "fuse", "switches"]
+
+
+@dataclass
+class Switches:
+    """Faster ways; turning one off changes speed and memory, not results beyond rounding.
+
+    Attributes:
+        swiglu: gate, up and routing weight of feed-forward parts in one kernel, keeping only its input for backward.
+        rope: rotary embedding in one kernel, with sines and cosines worked out once a pass.
+        dispatch: expert rows by sorted ids and gathers: no scatter with atomic additions, no wait for the GPU.
+        logprobs: statistics and gradients of logits in one kernel each.
+        adam: torch's fused Adam.
+    """
+
+    swiglu: bool = True
+    rope: bool = True
+    dispatch: bool = True
+    logprobs: bool = True
+    adam: bool = True
+
+
+switches = Switches()
+"""In force in this process. Change it before the model is built: some are read then."""
+
+
+def fuse(switch: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: torch.compile where the first tensor argument is on a GPU and the switch is on, as it stands elsewhere.
+
+    A host without a C compiler, which Triton needs, gets one warning and the function as it stands.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        compiled = None
+        broken = False
+
+        @functools.wraps(function)
+        def run(first: Tensor, *rest: Any) -> Any:
+            nonlocal compiled, broken
+            if broken or not first.is_cuda or not getattr(switches, switch):
+                return function(first, *rest)
+            if compiled is None:
+                compiled = torch.compile(function)
+            try:
+                return compiled(first, *rest)
+            except torch._dynamo.exc.TorchDynamoException as error:
+                broken = True
+                warnings.warn(f"{function.__name__} runs unfused: {error}", RuntimeWarning, stacklevel=2)
+                return function(first, *rest)
+
+        run.plain = function  # type: ignore[attr-defined]
+        return run
+
+    return decorate
