@@ -11,6 +11,7 @@ def test_order_does_not_matter_and_flips_are_counted_by_layer():
     found = compare(live, replayed, layer_ids=(3, 5))
     assert found.flips.tolist() == [2, 1]
     assert (found.tokens, found.rows, found.tokens_with_flip, found.experts_changed) == (3, 6, 2, 4)
+    np.testing.assert_allclose(found.layer_agreement, [1 / 3, 2 / 3])
     assert found.flip_share == pytest.approx(0.5) and found.token_share == pytest.approx(2 / 3)
 
 
@@ -19,7 +20,7 @@ def test_holes_are_left_out():
     found = compare(live, replayed, layer_ids=(0,), valid=np.array([False, True, False]))
     assert (found.tokens, found.flips.tolist()) == (1, [1])
     nothing = compare(live, replayed, layer_ids=(0,), valid=np.zeros(3, bool))
-    assert nothing.flip_share == nothing.token_share == 0.0
+    assert nothing.flip_share == nothing.token_share == 0.0 and nothing.layer_agreement.tolist() == [1.0]
 
 
 def test_shapes_must_agree():

@@ -35,6 +35,11 @@ class Agreement:
         return self.tokens * len(self.layer_ids)
 
     @property
+    def layer_agreement(self) -> np.ndarray:
+        """Tokens that both give the same set, over tokens, float64 ``[layers]``; 1 when nothing was compared."""
+        return 1.0 - self.flips / self.tokens if self.tokens else np.ones(len(self.layer_ids))
+
+    @property
     def flip_share(self) -> float:
         """Flips over token-layer pairs; 0 when nothing was compared. 2510.11370 reports about 0.1."""
         return float(self.flips.sum()) / self.rows if self.rows else 0.0

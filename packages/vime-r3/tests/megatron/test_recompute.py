@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny import build, random_ids, run
 
-from vime_r3.megatron import attach
+from vime_r3.megatron import ReplayError, attach
 
 RECOMPUTE = {
     "none": {},
@@ -72,3 +72,48 @@ def test_recompute_really_runs_routers_again(monkeypatch):
     with attach(model).use(ids):
         run(model, tokens(0), tokens(1)).sum().backward()
     assert len(calls) == 2 and torch.equal(calls[0], calls[1])
+
+
+@pytest.mark.parametrize("kind", ["none", "full", "moe"])
+def test_one_forward_one_backward_in_turn(kind):
+    """A pipeline stage runs the next micro-batch's forward pass before it comes back to the last one's backward pass."""
+
+    def run_all(kind, ahead):
+        model = build(seed=3, **RECOMPUTE[kind])
+        replay = attach(model)
+        waiting, usages = [], []
+        for number in range(5):
+            with replay.use(random_ids(12, 3, seed=number), torch.arange(12) != number, measure=True) as usage:
+                waiting.append((run(model, tokens(number), tokens(number + 10)).sum(), usage))
+            if len(waiting) > ahead:
+                loss, done = waiting.pop(0)
+                loss.backward()
+                usages.append(done)
+        for loss, done in waiting:
+            loss.backward()
+            usages.append(done)
+        return {name: parameter.grad for name, parameter in model.named_parameters()}, usages
+
+    want, _ = run_all("none", 0)
+    for ahead in (0, 1, 3):
+        found, usages = run_all(kind, ahead)
+        for usage in usages:
+            usage.check_recomputed(kind != "none")
+            assert int(usage.flips.sum()) > 0
+        for name, gradient in want.items():
+            torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-5)
+
+
+def test_a_router_that_recomputation_left_out_is_named():
+    model = build(**RECOMPUTE["full"])
+    with attach(model).use(random_ids(12, 3)) as usage:
+        loss = run(model, tokens(0), tokens(1)).sum()
+    with pytest.raises(ReplayError, match="no backward pass"):
+        usage.check_recomputed(True)
+    loss.backward()
+    usage.check_recomputed(True)
+    with pytest.raises(ReplayError, match="must run 0 times in the backward pass; runs were layer 0: 1"):
+        usage.check_recomputed(False)
+    usage.recomputed[1] = 0
+    with pytest.raises(ReplayError, match="must run 1 times in the backward pass; runs were layer 1: 0"):
+        usage.check_recomputed(True)

@@ -21,12 +21,34 @@ class Usage:
         tokens: tokens of the micro-batch, with holes.
         flips: int64 ``[layers]``: tokens that the trainer alone would have routed otherwise; None unless measured.
         flipped: bool ``[tokens]``: such tokens in any layer; None unless measured.
+        recomputed: how often each layer's router ran in the last backward pass, which is how often it read its rows
+            again; None before one.
     """
 
     layer_ids: tuple[int, ...]
     tokens: int
     flips: torch.Tensor | None = None
     flipped: torch.Tensor | None = None
+    recomputed: list[int] | None = None
+
+    def check_recomputed(self, recompute: bool) -> None:
+        """Checks after the backward pass that every router read its rows again once with recomputation, never without.
+
+        Args:
+            recompute: whether the model computes the activations of all its MoE layers again.
+
+        Raises:
+            ReplayError: names the layers, or says that there was no backward pass.
+        """
+        if not self.layer_ids:
+            return
+        if self.recomputed is None:
+            raise ReplayError("no backward pass came back to this forward pass")
+        wanted = int(recompute)
+        wrong = {layer: n for layer, n in zip(self.layer_ids, self.recomputed, strict=True) if n != wanted}
+        if wrong:
+            counts = ", ".join(f"layer {layer}: {count}" for layer, count in wrong.items())
+            raise ReplayError(f"every router must run {wanted} times in the backward pass; runs were {counts}")
 
 
 class Pass:
@@ -62,6 +84,8 @@ class Pass:
         """From here on routers are called to recompute activations."""
         self.forward = False
         self.calls = [0] * len(self.layer_ids)
+        if self.usage is not None:
+            self.usage.recomputed = self.calls
 
     def check_used(self) -> None:
         """Checks at the end of the forward pass that every router ran once.
