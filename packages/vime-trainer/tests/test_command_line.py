@@ -114,12 +114,36 @@ def test_the_trainer_never_imports_the_engine_or_the_launcher():
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
-def test_more_than_one_process_is_refused_with_a_clear_message():
-    done = fresh("from vime_trainer.megatron import initialize; initialize()", WORLD_SIZE="2")
+def test_a_world_that_the_sizes_do_not_divide_is_refused_by_name():
+    done = fresh(
+        "from vime_trainer.megatron import ParallelConfig, initialize; initialize(ParallelConfig(tensor=2))",
+        WORLD_SIZE="3",
+    )
     assert done.returncode != 0
-    assert done.stderr.strip().endswith("WORLD_SIZE: 2 trainer processes are not supported by this version; valid: 1")
-    with pytest.raises(ValueError, match=r"parallel\.tensor: 2 is not supported by this version; valid: 1"):
-        megatron.ParallelConfig(tensor=2)
+    assert done.stderr.strip().endswith("parallel.tensor: 2 does not divide the 3 trainer processes")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "world", "message"),
+    [
+        ({"pipeline": 3}, 4, r"parallel\.pipeline: 3 does not divide the 4 trainer processes"),
+        ({"pipeline": 2, "context": 4}, 4, r"parallel\.context: 4 does not divide the 4 trainer processes"),
+        ({"expert": 4}, 2, r"parallel\.expert: 4 does not divide the 2 trainer processes"),
+        ({"expert_tensor": 2, "expert": 2}, 2, r"parallel\.expert: 2 does not divide"),
+    ],
+)
+def test_sizes_that_no_world_of_this_many_has(sizes, world, message):
+    with pytest.raises(ValueError, match=message):
+        megatron.ParallelConfig(**sizes).check_world(world)
+
+
+def test_sizes_that_fit_no_model():
+    with pytest.raises(ValueError, match=r"parallel\.virtual: 2 needs pipeline stages"):
+        megatron.ParallelConfig(virtual=2)
+    with pytest.raises(ValueError, match=r"parallel\.virtual: 2 stages of 2 model chunks do not divide 6 layers"):
+        megatron.ParallelConfig(pipeline=2, virtual=2).check_layers(6)
+    with pytest.raises(ValueError, match="Extra inputs"):
+        megatron.ParallelConfig(tensors=2)
 
 
 def test_the_stand_ins_for_a_gpu_are_only_there_without_one():
@@ -138,15 +162,20 @@ def test_public_names():
     assert vime_trainer.__all__ == ["__version__"]
     assert list(cli.COMMANDS) == ["init", "sft", "rl", "export", "logprobs"]
     assert megatron.__all__ == [
+        "Coordinates",
+        "Parallel",
         "ParallelConfig",
+        "build_chunks",
         "build_model",
         "cuda_names",
         "device",
         "head_weight",
         "initialize",
+        "parallel",
         "routers",
+        "weights",
     ]
-    assert policy.__all__ == ["DTYPES", "Policy", "token_logprobs"]
+    assert policy.__all__ == ["DTYPES", "Policy", "Transformer", "token_logprobs"]
     assert optim.__all__ == ["Optimizer", "OptimizerSettings", "StepResult", "learning_rate"]
     assert checkpoint.__all__ == [
         "CheckpointError",

@@ -6,12 +6,14 @@ import math
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from vime_trainer.megatron._layout import SequenceLayout
+from vime_trainer.megatron._layout import Segment, SequenceLayout
 
 __all__ = ["PackedAttention", "needs_dense"]
 
@@ -69,21 +71,39 @@ class PackedAttention(MegatronModule):
         if packed_seq_params is None:
             raise ValueError("PackedAttention needs a SequenceLayout")
         query, key, value = query.squeeze(1), key.squeeze(1), value.squeeze(1)
-        if packed_seq_params.blocks:
-            out = self._dense(query, key, value, packed_seq_params)
+        layout = packed_seq_params
+        if layout.segments:
+            key, value = _gather(key, value, layout)
+        if layout.segments and layout.dense:
+            out = self._segments(query, key, value, layout)
+        elif layout.blocks:
+            out = self._dense(query, key, value, layout)
         else:
-            out = self._varlen(query, key, value, packed_seq_params)
+            out = self._varlen(query, key, value, layout)
         return out.reshape(out.size(0), 1, -1)
 
     def _varlen(self, query: Tensor, key: Tensor, value: Tensor, layout: SequenceLayout) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
-        bounds, longest = layout.cu_seqlens_q, layout.max_seqlen_q
         # The kernel scales by 1/sqrt(head_dim); another scale goes into the query.
         usual = 1.0 / math.sqrt(query.size(-1))
         if self.scale != usual:
             query = query * (self.scale / usual)
-        return varlen_attn(query, key, value, bounds, bounds, longest, longest, window_size=(-1, 0))
+        bounds = (layout.cu_seqlens_q, layout.cu_seqlens_kv, layout.max_seqlen_q, layout.max_seqlen_kv)
+        if layout.key_rows is not None:
+            key, value = key[layout.key_rows], value[layout.key_rows]
+        # With fewer queries than keys the kernel lets the last query see the last key, as is meant.
+        return varlen_attn(query, key, value, *bounds, window_size=(-1, 0))
+
+    def _segments(self, query: Tensor, key: Tensor, value: Tensor, layout: SequenceLayout) -> Tensor:
+        outputs = []
+        for segment in layout.segments:
+            cells = [part.transpose(0, 1)[None] for part in (query[segment.queries], *_take(segment, key, value))]
+            rows, columns = cells[0].size(2), cells[1].size(2)
+            seen = torch.ones(rows, columns, dtype=torch.bool, device=query.device).tril(columns - rows)
+            out = scaled_dot_product_attention(*cells, attn_mask=seen, scale=self.scale, enable_gqa=self.groups > 1)
+            outputs.append(out[0].transpose(0, 1))
+        return torch.cat(outputs)
 
     def _dense(self, query: Tensor, key: Tensor, value: Tensor, layout: SequenceLayout) -> Tensor:
         if self.groups > 1:
@@ -102,3 +122,14 @@ class PackedAttention(MegatronModule):
         if layout.order is None:
             return outputs[0]
         return (torch.cat(outputs) if len(outputs) > 1 else outputs[0])[layout.order]
+
+
+def _take(segment: Segment, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    return key[segment.keys], value[segment.keys]
+
+
+def _gather(key: Tensor, value: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
+    """Keys and values of all context-parallel ranks, in the order of the batch; their gradients are added up."""
+    both = torch.stack((key, value), dim=1)
+    found = gather_from_sequence_parallel_region(both, group=parallel_state.get_context_parallel_group())
+    return found.index_select(0, layout.gathered).unbind(1)  # type: ignore[return-value]

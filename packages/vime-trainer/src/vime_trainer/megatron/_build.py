@@ -10,20 +10,46 @@ from torch import Tensor
 
 from vime_trainer.fused import switches
 from vime_trainer.megatron import _parallel, _seams
-from vime_trainer.models import Architecture
+from vime_trainer.models import Architecture, check_place, padded_vocab
 
-__all__ = ["build_model", "head_weight", "routers", "weights"]
+__all__ = ["build_chunks", "build_model", "head_weight", "routers", "weights"]
 
 
-def build_model(arch: Architecture, dtype: torch.dtype = torch.float32, recompute: bool = False) -> Any:
-    """A PackedGPT with uninitialised weights on this process's device.
+def build_chunks(arch: Architecture, dtype: torch.dtype = torch.float32, recompute: bool = False) -> list[Any]:
+    """This rank's part of the model: one PackedGPT, or one for each virtual pipeline stage. Collective.
 
     Args:
         arch: sizes.
         dtype: of the weights and activations.
         recompute: keep only each layer's input and compute the layer again in the backward pass.
+
+    Raises:
+        ValueError: a layout that does not fit the model; names the field.
     """
-    _parallel.initialize()
+    here = _parallel.parallel()
+    here.config.check_layers(arch.layers)
+    check_place(arch, here.place)
+    if arch.moe_layers and here.tensor_size > 1 and not here.config.sequence:
+        raise ValueError("parallel.sequence: Megatron's MoE layers need it when parallel.tensor is more than 1")
+    count = here.config.virtual
+    return [_build_chunk(arch, dtype, recompute, stage if count > 1 else None) for stage in range(count)]
+
+
+def build_model(arch: Architecture, dtype: torch.dtype = torch.float32, recompute: bool = False) -> Any:
+    """The one chunk of a model without virtual stages; see `build_chunks`."""
+    (model,) = build_chunks(arch, dtype, recompute)
+    return model
+
+
+def _build_chunk(arch: Architecture, dtype: torch.dtype, recompute: bool, stage: int | None) -> Any:
+    """A PackedGPT with uninitialised weights on this process's device.
+
+    Args:
+        stage: number of the virtual pipeline stage; None without them.
+    """
+    here = _parallel.parallel()
+    first = here.pipeline_rank == 0 and not stage
+    last = here.is_last_stage and (stage is None or stage == here.config.virtual - 1)
     with warnings.catch_warnings(), _seams.cuda_names():
         warnings.simplefilter("ignore")  # about Apex, Transformer Engine and fused kernels that are not used here
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
@@ -33,17 +59,22 @@ def build_model(arch: Architecture, dtype: torch.dtype = torch.float32, recomput
         from vime_trainer.megatron._moe import sum_in_float32
 
         config = _transformer_config(arch, dtype, recompute)
-        spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm")
-        _plug_in(spec.layer_specs)
+        spec = get_gpt_decoder_block_spec(
+            config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=stage
+        )
+        _plug_in(spec)
         model = PackedGPT(
             config=config,
             transformer_layer_spec=spec,
-            vocab_size=arch.vocab,
+            vocab_size=padded_vocab(arch.vocab, here.tensor_size),
             max_sequence_length=arch.max_positions,
+            pre_process=first,
+            post_process=last,
             parallel_output=True,
             share_embeddings_and_output_weights=arch.tied,
             position_embedding_type="rope",
             rotary_base=arch.rope_theta,
+            vp_stage=stage,
             rotary_percent=arch.rotary_fraction,
         )
     use_gathers(model)
@@ -78,6 +109,7 @@ def weights(model: Any) -> dict[str, Tensor]:
 def _transformer_config(arch: Architecture, dtype: torch.dtype, recompute: bool) -> Any:
     from megatron.core.transformer import TransformerConfig
 
+    here, gpu = _parallel.parallel(), torch.cuda.is_available()
     moe: dict[str, Any] = {}
     if arch.moe_layers:
         moe = {
@@ -96,12 +128,20 @@ def _transformer_config(arch: Architecture, dtype: torch.dtype, recompute: bool)
             "moe_shared_expert_intermediate_size": arch.shared_ffn or None,
             "moe_router_load_balancing_type": "none",
             "moe_aux_loss_coeff": 0.0,
-            "moe_token_dispatcher_type": "allgather",
+            "moe_token_dispatcher_type": "alltoall" if gpu and here.expert_size > 1 else "allgather",
             "moe_grouped_gemm": False,
         }
     if recompute:
         moe |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    return TransformerConfig(
+    config = TransformerConfig(
+        tensor_model_parallel_size=here.tensor_size,
+        sequence_parallel=here.config.shares_tokens,
+        pipeline_model_parallel_size=here.pipeline_size,
+        virtual_pipeline_model_parallel_size=here.config.virtual if here.config.virtual > 1 else None,
+        context_parallel_size=here.context_size,
+        expert_model_parallel_size=here.expert_size,
+        expert_tensor_parallel_size=here.expert_tensor_size,
+        batch_p2p_comm=gpu,
         num_layers=arch.layers,
         hidden_size=arch.hidden,
         num_attention_heads=arch.heads,
@@ -132,15 +172,28 @@ def _transformer_config(arch: Architecture, dtype: torch.dtype, recompute: bool)
         calculate_per_token_loss=True,
         **moe,
     )
+    # Stages exchange batches of any length. The check of the config forbids it with the all-gather dispatcher, whose
+    # ranks must agree on the length; the policy pads batches so that they do.
+    config.variable_seq_lengths = here.pipeline_size > 1
+    return config
 
 
-def _plug_in(layer_specs: list[Any]) -> None:
-    """Puts our attention and experts into the layer specs, in place."""
+def _plug_in(block: Any) -> None:
+    """Puts our attention, experts and norms into the block's spec, in place."""
+    from megatron.core.transformer.identity_op import IdentityOp
+
     from vime_trainer.megatron._attention import PackedAttention
     from vime_trainer.megatron._experts import StackedExperts
     from vime_trainer.megatron._moe import Float32GateRouter
+    from vime_trainer.megatron._norm import RMSNorm
 
-    for spec in layer_specs:
+    block.layer_norm = RMSNorm
+    for spec in block.layer_specs:
+        parts = spec.submodules
+        parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
+        for name in ("q_layernorm", "k_layernorm"):
+            if getattr(parts.self_attention.submodules, name) is not IdentityOp:
+                setattr(parts.self_attention.submodules, name, RMSNorm)
         spec.submodules.self_attention.submodules.core_attention = PackedAttention
         mlp = spec.submodules.mlp.submodules
         if hasattr(mlp, "experts"):

@@ -14,18 +14,19 @@ class PackedGPT(GPTModel):
     """GPTModel whose forward pass takes packed tokens and stops before the logits, which are never held whole."""
 
     def forward(self, tokens: Tensor, positions: Tensor, layout: SequenceLayout) -> Tensor:  # type: ignore[override]
-        """The decoder's output after the final norm.
+        """One pipeline chunk.
 
         Args:
-            tokens, positions: int64 [tokens].
+            tokens, positions: int64 [tokens], those of this context-parallel rank. Chunks after the first take their
+                input from `set_input_tensor` instead of `tokens`.
             layout: where the sequences of these tokens lie.
 
         Returns:
-            [tokens, hidden].
+            [tokens, 1, hidden], after the final norm in the last chunk; under sequence parallelism this rank's tokens.
         """
-        hidden = self.embedding(input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0))
-        rotary = self.rotary_pos_emb(layout.max_seqlen_q)[positions]
-        hidden = self.decoder(
-            hidden_states=hidden, attention_mask=None, rotary_pos_emb=rotary, packed_seq_params=layout
-        )
-        return hidden.squeeze(1)
+        hidden = None
+        if self.pre_process:
+            hidden = self.embedding(input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0))
+        # Megatron would cut the table for context parallelism; it is looked up by position instead.
+        rotary = self.rotary_pos_emb(layout.longest, packed_seq=True)[positions]
+        return self.decoder(hidden_states=hidden, attention_mask=None, rotary_pos_emb=rotary, packed_seq_params=layout)

@@ -71,6 +71,9 @@ def install() -> None:
 
     torch.cuda.current_device = current_device  # type: ignore[assignment]
     torch.cuda.synchronize = synchronize
+    # Activation recompute saves and restores the CUDA generator; the CPU's, which it saves too, is the only one here.
+    megatron_random._get_cuda_rng_state = lambda *_, **__: None
+    megatron_random._set_cuda_rng_state = lambda *_, **__: None
     # Initialisation and dropout fork a CUDA generator state that does not exist here; dropout is 0 in this trainer.
     megatron_random._CUDA_RNG_STATE_TRACKER = _NoRngStates()
     megatron_random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vime_trainer import megatron
+from vime_trainer.optim._megatron import megatron_config, wrap
 from vime_trainer.optim._schedule import check_span, learning_rate
 from vime_trainer.optim._settings import OptimizerSettings
-from vime_trainer.policy import Policy
+from vime_trainer.policy import Transformer
 
 __all__ = ["Optimizer", "StepResult"]
 
@@ -38,8 +40,10 @@ class StepResult:
 class Optimizer:
     """Adam or AdamW. Gradients add up in float32 from `zero_grad` to `step`; the caller scales the loss.
 
+    Making it, `step` and `sharded_state_dict` are collective: all ranks call them.
+
     Args:
-        policy: its model is wrapped for gradient accumulation; use it as before.
+        policy: a Policy, or another Transformer; its chunks are wrapped for gradient accumulation; use it as before.
         settings: the `[optimizer]` table.
         total_updates: updates of the run, for the schedule.
 
@@ -48,9 +52,8 @@ class Optimizer:
         skipped: steps skipped since their gradient was not finite.
     """
 
-    def __init__(self, policy: Policy, settings: OptimizerSettings, total_updates: int | None = None) -> None:
-        from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-        from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    def __init__(self, policy: Transformer, settings: OptimizerSettings, total_updates: int | None = None) -> None:
+        from megatron.core.optimizer import get_megatron_optimizer
 
         self.settings = settings
         self.total = settings.total_updates or total_updates
@@ -59,26 +62,8 @@ class Optimizer:
         self.skipped = 0
         self._policy = policy
         with megatron.cuda_names():
-            self._ddp = DistributedDataParallel(
-                policy.model.config,
-                DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=False),
-                policy.model,
-            )
-            self._inner = get_megatron_optimizer(
-                OptimizerConfig(
-                    optimizer="adam",
-                    lr=settings.learning_rate,
-                    weight_decay=settings.weight_decay,
-                    decoupled_weight_decay=settings.kind == "adamw",
-                    adam_beta1=settings.beta1,
-                    adam_beta2=settings.beta2,
-                    adam_eps=settings.epsilon,
-                    bf16=policy.dtype == torch.bfloat16,
-                    params_dtype=policy.dtype,
-                    clip_grad=0.0,
-                ),
-                [self._ddp],
-            )
+            self._chunks = wrap(policy.chunks, settings)
+            self._inner = get_megatron_optimizer(megatron_config(settings, policy.dtype), self._chunks)
         for group in self._inner.param_groups:
             # Megatron marks vectors with wd_mult 0 and leaves it to its scheduler to apply that.
             group["weight_decay"] = settings.weight_decay * group["wd_mult"]
@@ -92,14 +77,20 @@ class Optimizer:
         """Starts a new sum of gradients."""
         # The float32 optimizer leaves param.grad an alias of the sum; the next backward would add to it twice.
         self._inner.zero_grad(set_to_none=True)
-        self._ddp.zero_grad_buffer()
+        for chunk in self._chunks:
+            chunk.zero_grad_buffer()
 
     def step(self) -> StepResult:
-        """Clips the summed gradient and updates the weights, unless the gradient has a NaN or an infinity."""
+        """Clips the summed gradient and updates the weights, unless the gradient has a NaN or an infinity.
+
+        Sums over data-parallel ranks first. All ranks return the same.
+        """
+        from megatron.core.distributed import finalize_model_grads
+
         with torch.no_grad(), megatron.cuda_names():
-            self._ddp.finish_grad_sync()
+            finalize_model_grads(self._chunks)
             self._inner.prepare_grads()
-            norm = float(self._inner.get_grad_norm())
+            norm = self._agree(float(self._inner.get_grad_norm()))
         rate = learning_rate(self.settings, self.updates + 1, self.total)
         if not math.isfinite(norm):
             self.skipped += 1
@@ -107,20 +98,42 @@ class Optimizer:
         limit = self.settings.clip_grad_norm
         clipped = 0.0 < limit < norm
         if clipped:
-            grads = [param.grad for param in self._inner.get_parameters() if param.grad is not None]
+            grads = [param.grad for param, _ in self._slots() if param.grad is not None]
             torch._foreach_mul_(grads, limit / (norm + 1e-6))
         for group in self._inner.param_groups:
             group["lr"] = rate
-        self._inner.step_with_ready_grads()
+        with torch.no_grad(), megatron.cuda_names():
+            self._inner.step_with_ready_grads()
         self.updates += 1
         return StepResult(True, rate, norm, clipped)
+
+    def _agree(self, norm: float) -> float:
+        """The norm of rank 0, or NaN when it is not finite on any rank, so that all ranks decide alike."""
+        norms = [float(one[0]) for one in self._policy.parallel.gather(np.array([norm]))]
+        return norms[0] if all(math.isfinite(one) for one in norms) else math.nan
 
     def reload_weights(self) -> None:
         """Takes over weights that were changed from outside, into the master weights where there are any."""
         self._inner.reload_model_params()
 
+    def sharded_state_dict(self, model: dict[str, Any], is_loading: bool = False, **options: Any) -> dict[str, Any]:
+        """Megatron's sharded tensors of moments and master weights of this rank.
+
+        Args:
+            model: what `policy.sharded_state_dict` returned.
+            is_loading: make the state's tensors where there are none yet.
+            options: passed on, such as `metadata`.
+        """
+        with megatron.cuda_names():
+            return self._inner.sharded_state_dict(model, is_loading, **options)
+
     def state_tensors(self) -> dict[str, Tensor]:
-        """Moments, step counts and master weights, by "<parameter>.<kind>"; live tensors, not copies."""
+        """Moments, step counts and master weights, by "<parameter>.<kind>"; live tensors of this rank, not copies.
+
+        Raises:
+            ValueError: with the distributed optimizer, whose ranks hold pieces that are no parameters.
+        """
+        self._refuse_pieces()
         found = {}
         params = self._policy.parameters()
         for param, state in self._slots():
@@ -137,6 +150,7 @@ class Optimizer:
         Raises:
             ValueError: a name or a shape that is not this optimizer's.
         """
+        self._refuse_pieces()
         left = dict(tensors)
         for param, state in self._slots():
             name = self._names[id(param)]
@@ -160,3 +174,7 @@ class Optimizer:
         for chained in self._inner.chained_optimizers:
             for param in chained.get_parameters():
                 yield param, chained.optimizer.state[param]
+
+    def _refuse_pieces(self) -> None:
+        if self.settings.distributed:
+            raise ValueError("optimizer.distributed: its state has no tensors by parameter; use sharded_state_dict")

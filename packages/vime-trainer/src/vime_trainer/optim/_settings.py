@@ -29,8 +29,15 @@ class OptimizerSettings(Section):
     total_updates: int | None = Field(None, ge=1, description="updates the schedule spans; default: those of the run")
     decay_updates: int | None = Field(None, ge=1, description="updates of the final decay of wsd")
 
+    distributed: bool = Field(
+        False, description="each data-parallel rank keeps and updates a part of moments and master weights"
+    )
+    cpu_offload: bool = Field(False, description="moments and master weights live and are updated in host memory (GPU)")
+
     @model_validator(mode="after")
     def _check(self) -> OptimizerSettings:
         if (self.schedule == "wsd") != (self.decay_updates is not None):
             raise ValueError("optimizer.decay_updates: needed for schedule 'wsd', and for no other")
+        if self.cpu_offload and self.kind != "adamw":
+            raise ValueError("optimizer.cpu_offload: Megatron has it for kind 'adamw' alone")
         return self

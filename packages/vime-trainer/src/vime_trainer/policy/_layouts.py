@@ -1,32 +1,71 @@
-"""A packed batch made ready for the model: on its device, padded when asked, with the rows that need logits."""
+"""A packed batch made ready for one rank: its tokens on the model's device, and the rows that need the output head."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from vime_trainer.megatron import Parallel
 from vime_trainer.megatron._attention import needs_dense
-from vime_trainer.megatron._layout import SequenceLayout, layout_of
+from vime_trainer.megatron._layout import SequenceLayout, layout_of, zigzag, zigzag_layout
 from vime_trainer.packed import PackedBatch, ReplayRows
 
-__all__ = ["Prepared", "prepare"]
+__all__ = ["Cut", "Prepared", "prepare", "stream_length"]
+
+_FILLER = 0
+"""Token id of padding; nothing depends on it."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which tokens of a batch this rank computes.
+
+    Attributes:
+        context_rank, context_size: context parallelism: a pair of parts, see `zigzag`.
+        token_rank, token_size: sequence parallelism: one of equal parts of those.
+    """
+
+    context_rank: int = 0
+    context_size: int = 1
+    token_rank: int = 0
+    token_size: int = 1
+
+    @classmethod
+    def of(cls, here: Parallel) -> Cut:
+        """That of a rank."""
+        shared = here.config.shares_tokens
+        return cls(
+            here.context_rank,
+            here.context_size,
+            here.tensor_rank if shared else 0,
+            here.tensor_size if shared else 1,
+        )
+
+    @property
+    def multiple(self) -> int:
+        """Batches are padded to a multiple of it."""
+        return self.token_size * (2 * self.context_size if self.context_size > 1 else 1)
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Tensors on the model's device. M tokens go through the model, N of the batch's tokens need logits.
+    """Tensors on the model's device. This context-parallel rank computes M tokens and the head's rows for N of them.
 
     Attributes:
         tokens, positions: int64 [M].
         layout: for the core attention.
-        sources: int64 [N], the model's token whose output predicts each of them.
+        sources: int64 [N], the tokens whose outputs predict each of them.
         targets: int64 [N], their ids.
         temperature: float32 [N].
-        places: int64 [N], their places in the batch.
-        routes: for the M tokens.
-        lowest, highest: smallest and largest token id.
+        counts: rows of each context-parallel rank; N is this rank's.
+        places: int64 [sum of counts], their places in the batch, by context-parallel rank.
+        total: tokens of the batch.
+        routes: for the tokens that this rank's routers see.
+        seen: int64 on the host: place in the batch of each such token, -1 for padding.
     """
 
     tokens: Tensor
@@ -35,59 +74,122 @@ class Prepared:
     sources: Tensor
     targets: Tensor
     temperature: Tensor
+    counts: tuple[int, ...]
     places: Tensor
+    total: int
     routes: ReplayRows | None
-    lowest: int
-    highest: int
+    seen: np.ndarray
+
+
+def stream_length(batch: PackedBatch, padded: bool, cut: Cut) -> int:
+    """Tokens that go through the model, on all ranks together, with padding."""
+    length = batch.total
+    if padded:
+        lengths = batch.lengths
+        length = max(lengths) * len(lengths)
+    return -(-length // cut.multiple) * cut.multiple
 
 
 def prepare(
-    batch: PackedBatch, wanted: Tensor | None, device: torch.device, dtype: torch.dtype, padded: bool
+    batch: PackedBatch,
+    wanted: Tensor | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    padded: bool,
+    vocab: int,
+    cut: Cut = Cut(),
+    length: int | None = None,
 ) -> Prepared:
     """Plans the forward pass on the host, then copies.
 
+    Args:
+        batch: the same on all ranks of a model replica.
+        wanted: bool [T], tokens that need the output head; default: all but first tokens.
+        device, dtype: of the model.
+        padded: pad every sequence to the longest.
+        vocab: token ids are below it.
+        cut: this rank's part.
+        length: tokens with padding; default `stream_length`.
+
     Raises:
-        ValueError: `wanted` is not bool [T].
+        ValueError: `wanted` is not bool [T], or token ids beyond the vocabulary.
     """
     host = batch.to("cpu")
+    _check_ids(host.tokens, vocab)
     choose = host.positions > 0
     if wanted is not None:
         if wanted.dtype != torch.bool or wanted.shape != host.tokens.shape:
             raise ValueError(f"wanted: need bool [{batch.total}], got {wanted.dtype} {list(wanted.shape)}")
         choose = choose & wanted.cpu()
+    cells, lengths = _cells(host, padded)
+    # Padding is a sequence of its own at the end, which no other sequence sees.
+    spare = (length or stream_length(host, padded, cut)) - sum(lengths)
+    if spare:
+        lengths = [*lengths, spare]
+    stream = torch.full((sum(lengths),), -1).index_copy(0, cells, torch.arange(host.total))
+    mine = torch.arange(len(stream))
+    dense = needs_dense(device, dtype)
+    if cut.context_size > 1:
+        mine = zigzag(len(stream), cut.context_rank, cut.context_size)
+        layout = zigzag_layout(lengths, device, dense, cut.context_rank, cut.context_size)
+    else:
+        layout = layout_of(lengths, device, dense)
+    part = len(mine) // cut.token_size
+    seen = stream[mine][cut.token_rank * part : (cut.token_rank + 1) * part].numpy()
     places = torch.nonzero(choose).flatten()
-    tokens, positions, routes, lengths = host.tokens, host.positions, host.routes, host.lengths
-    sources = places - 1
-    if padded:
-        tokens, positions, routes, lengths, cells = _pad(host, lengths)
-        sources = cells[sources]
-    bounds = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    owner, local = _owners(len(stream), cut, cells[places - 1])
+    by_rank = [places[owner == rank] for rank in range(cut.context_size)]
+    own = by_rank[cut.context_rank]
+    inside = torch.cat([torch.arange(one) for one in lengths])
+    tokens = host.tokens[stream.clamp(min=0)].masked_fill(stream < 0, _FILLER)
     return Prepared(
-        tokens=tokens.to(device),
-        positions=positions.to(device),
-        layout=layout_of(lengths, bounds.to(device), needs_dense(device, dtype)),
-        sources=sources.to(device),
-        targets=host.tokens[places].to(device),
-        temperature=host.temperature[places].to(device),
-        places=places.to(device),
-        routes=routes,
-        lowest=int(host.tokens.min()),
-        highest=int(host.tokens.max()),
+        tokens=tokens[mine].to(device),
+        positions=inside[mine].to(device),
+        layout=layout,
+        sources=local[owner == cut.context_rank].to(device),
+        targets=host.tokens[own].to(device),
+        temperature=host.temperature[own].to(device),
+        counts=tuple(len(one) for one in by_rank),
+        places=torch.cat(by_rank).to(device),
+        total=host.total,
+        routes=_routes(host.routes, seen),
+        seen=seen,
     )
 
 
-def _pad(batch: PackedBatch, lengths: list[int]) -> tuple[Tensor, Tensor, ReplayRows | None, list[int], Tensor]:
-    """Every sequence as long as the longest. Padding comes last, so under a causal mask no real token sees it."""
+def _check_ids(tokens: Tensor, vocab: int) -> None:
+    lowest, highest = int(tokens.min()), int(tokens.max())
+    if highest >= vocab or lowest < 0:
+        raise ValueError(f"tokens: ids from {lowest} to {highest}; valid: 0 to {vocab - 1}")
+
+
+def _cells(batch: PackedBatch, padded: bool) -> tuple[Tensor, Sequence[int]]:
+    """Where each token of the batch lies in the stream, and the lengths of the stream's sequences."""
+    lengths = batch.lengths
+    if not padded:
+        return torch.arange(batch.total), lengths
+    # Right padding comes last in its sequence, so under a causal mask no real token sees it.
     longest, count = max(lengths), len(lengths)
     sequence = torch.arange(count).repeat_interleave(torch.tensor(lengths))
-    cells = sequence * longest + batch.positions
-    tokens = torch.zeros(count * longest, dtype=torch.int64).index_copy(0, cells, batch.tokens)
-    positions = torch.arange(longest).repeat(count)
-    routes = batch.routes
-    if routes is not None:
-        from vime_r3.layout import take
+    return sequence * longest + batch.positions, [longest] * count
 
-        token_of = torch.full((count * longest,), -1).index_copy(0, cells, torch.arange(batch.total))
-        ids, valid = take(routes.ids, routes.valid, token_of.numpy())
-        routes = ReplayRows(ids, valid, routes.layer_ids, routes.measure)
-    return tokens, positions, routes, [longest] * count, cells
+
+def _owners(total: int, cut: Cut, cells: Tensor) -> tuple[Tensor, Tensor]:
+    """Context-parallel rank of each cell of the stream, and its place among that rank's tokens."""
+    if cut.context_size == 1:
+        return torch.zeros_like(cells), cells
+    owner, local = torch.empty(total, dtype=torch.int64), torch.empty(total, dtype=torch.int64)
+    for rank in range(cut.context_size):
+        mine = zigzag(total, rank, cut.context_size)
+        owner[mine] = rank
+        local[mine] = torch.arange(len(mine))
+    return owner[cells], local[cells]
+
+
+def _routes(routes: ReplayRows | None, seen: np.ndarray) -> ReplayRows | None:
+    if routes is None or (len(seen) == len(routes.valid) and np.array_equal(seen, np.arange(len(seen)))):
+        return routes
+    from vime_r3.layout import take
+
+    ids, valid = take(routes.ids, routes.valid, seen)
+    return ReplayRows(ids, valid, routes.layer_ids, routes.measure)

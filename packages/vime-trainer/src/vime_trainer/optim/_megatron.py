@@ -1,0 +1,58 @@
+"""Megatron's settings of gradient accumulation and of its optimizer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from vime_trainer.optim._settings import OptimizerSettings
+
+__all__ = ["megatron_config", "wrap"]
+
+log = logging.getLogger(__name__)
+
+
+def wrap(chunks: Sequence[Any], settings: OptimizerSettings) -> list[Any]:
+    """Megatron's DistributedDataParallel around each chunk; forward passes may go on using the chunks themselves."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+
+    config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True, use_distributed_optimizer=settings.distributed, overlap_grad_reduce=False
+    )
+    return [DistributedDataParallel(chunk.config, config, chunk) for chunk in chunks]
+
+
+def megatron_config(settings: OptimizerSettings, dtype: torch.dtype) -> Any:
+    """Megatron's OptimizerConfig; clipping, the learning rate and weight decay of vectors are left to `Optimizer`."""
+    from megatron.core.optimizer import OptimizerConfig
+
+    return OptimizerConfig(
+        optimizer="adam",
+        lr=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        decoupled_weight_decay=settings.kind == "adamw",
+        adam_beta1=settings.beta1,
+        adam_beta2=settings.beta2,
+        adam_eps=settings.epsilon,
+        bf16=dtype == torch.bfloat16,
+        params_dtype=dtype,
+        clip_grad=0.0,
+        use_distributed_optimizer=settings.distributed,
+        **_offload(settings),
+    )
+
+
+def _offload(settings: OptimizerSettings) -> dict[str, Any]:
+    if not settings.cpu_offload:
+        return {}
+    if not torch.cuda.is_available():
+        log.warning("optimizer.cpu_offload: there is no GPU, so everything is in host memory already")
+        return {}
+    return {
+        "optimizer_cpu_offload": True,
+        "optimizer_offload_fraction": 1.0,
+        "use_torch_optimizer_for_cpu_offload": True,
+    }
