@@ -40,5 +40,8 @@ class Reference:
     def routes(self, tokens: Sequence[int]) -> np.ndarray:
         """Experts of each token in each sparse layer, sorted: [n, layers, top_k]."""
         logits = self.model(torch.tensor([list(tokens)]), output_router_logits=True).router_logits
+        biases = [value for name, value in self.model.named_buffers() if name.endswith("e_score_correction_bias")]
+        if biases:
+            logits = [layer.sigmoid() + bias for layer, bias in zip(logits, biases, strict=True)]
         top_k = self.model.config.num_experts_per_tok
         return np.stack([layer.topk(top_k, dim=-1).indices.sort(dim=-1).values.numpy() for layer in logits], axis=1)

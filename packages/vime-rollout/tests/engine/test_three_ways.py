@@ -15,6 +15,8 @@ import pytest
 from conftest import running
 from reference import Reference
 
+from vime_r3.trace import decode
+
 TRAINER = os.environ.get("VIME_PYTHON_TRAINER")
 PROMPTS = [[1, 5, 9, 17, 33, 40, 8], [3], list(range(3, 40))]
 BOUND = 1e-5
@@ -29,10 +31,20 @@ def untied():
         yield process
 
 
-def megatron(folder, sequences, temperature, work):
+@pytest.fixture(scope="module")
+def glm():
+    """An engine with GLM-4.5 and route capture."""
+    with running("glm", models.glm(), 4, "--route-capture") as process:
+        yield process
+
+
+def megatron(folder, sequences, temperature, work, routes=None):
     """Log-probabilities of every token but the first of each sequence, by ``vime-trainer logprobs``."""
     data, output = work / "tokens.jsonl", work / "logprobs.jsonl"
-    data.write_text("".join(json.dumps({"tokens": row, "temperature": temperature}) + "\n" for row in sequences))
+    lines = [{"tokens": row, "temperature": temperature} for row in sequences]
+    # The same sequences once more, with routes.
+    lines += [line | {"routes": ids} for line, ids in zip(lines, routes or [], strict=False)]
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
     command = [
         TRAINER,
         "-m",
@@ -66,7 +78,7 @@ def spread(engine, folder, temperature, work):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["tied", "untied", "moe"])
+@pytest.mark.parametrize("name", ["tied", "untied", "moe", "glm"])
 def test_the_three_agree_before_and_after_an_update(name, request, tmp_path):
     engine = request.getfixturevalue(name)
     engine.pusher().push(engine.tensors, engine.next_version())
@@ -76,3 +88,33 @@ def test_the_three_agree_before_and_after_an_update(name, request, tmp_path):
     folder = models.save(tmp_path / "other", engine.config, other)
     assert spread(engine, folder, 1.0, tmp_path) < BOUND
     engine.pusher().push(engine.tensors, engine.next_version())
+
+
+@pytest.mark.timeout(900)
+def test_glm_routes_are_those_of_its_sparse_layers_and_replay_needs_no_bias(glm, tmp_path):
+    """The trainer is given the engine's routes and other biases of the choice: it must still score as the engine does."""
+    other = models.weights(glm.config, 23)
+    glm.pusher().push(other, glm.next_version(), chunks=2)
+    reference = Reference.of(tmp_path / "other", glm.config, other)
+    answers = [
+        glm.generate(prompt, 12, temperature=1.0, ignore_eos=True, seed=6, return_routing=True) for prompt in PROMPTS
+    ]
+    sequences = [[*prompt, *answer.tokens] for prompt, answer in zip(PROMPTS, answers, strict=True)]
+    routes = []
+    for tokens, answer in zip(sequences, answers, strict=True):
+        trace = answer.last.routing
+        assert list(trace.header.layer_ids) == [1, 2] and trace.header.rows == len(tokens) - 1
+        ids = decode(trace).ids
+        assert np.array_equal(np.sort(ids, axis=-1), reference.routes(tokens)[:-1])
+        routes.append(ids.tolist())
+    rolled = {name: np.roll(value, 3) if name.endswith("correction_bias") else value for name, value in other.items()}
+    folder = models.save(tmp_path / "rolled", glm.config, rolled)
+    scores = [answer.logprobs for answer in answers]
+
+    def furthest(rows):
+        return max(np.abs(row[-len(one) :] - one).max() for row, one in zip(rows, scores, strict=True))
+
+    rows = megatron(folder, sequences, 1.0, tmp_path, routes)
+    assert furthest(rows[: len(scores)]) > 1e-2
+    assert furthest(rows[len(scores) :]) < BOUND
+    glm.pusher().push(glm.tensors, glm.next_version())

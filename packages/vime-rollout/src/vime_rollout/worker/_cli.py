@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import sys
@@ -28,6 +29,7 @@ from vime_rollout.worker._prompt import Preparer
 from vime_rollout.worker._rollout import RolloutRunner
 from vime_rollout.worker._score import Scorer
 from vime_rollout.worker._settings import WorkerSettings
+from vime_rollout.worker._teacher import Teacher
 from vime_rollout.worker._tokenizer import Tokenizer
 from vime_rollout.worker._worker import Worker
 
@@ -71,11 +73,11 @@ async def run_worker(settings: WorkerSettings, stop: asyncio.Event | None = None
     pool = RewardPool(settings.reward_workers, settings.reward_timeout_seconds, settings.reward_memory_mib, preload)
     scorer = Scorer(specs, settings.reward, pool, tokenizer)
     token = Path(settings.token_file).read_text().strip() if settings.token_file else None
-    async with (
-        open_channel(settings.buffer, token, settings.tls_ca) as to_buffer,
-        open_channel(settings.rollout, token, settings.tls_ca) as to_rollout,
-    ):
-        started = asyncio.create_task(_start(settings, pool if preload else None, to_rollout))
+    async with contextlib.AsyncExitStack() as stack:
+        to_buffer = await stack.enter_async_context(open_channel(settings.buffer, token, settings.tls_ca))
+        to_rollout = await stack.enter_async_context(open_channel(settings.rollout, token, settings.tls_ca))
+        teacher = await _teacher(settings, stack)
+        started = asyncio.create_task(_start(settings, pool if preload else None, to_rollout, teacher))
         stopping = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait({started, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -84,7 +86,7 @@ async def run_worker(settings: WorkerSettings, stop: asyncio.Event | None = None
             info = started.result()
             log.info("worker %s: run %s, model %s", settings.worker_id, settings.run_id, info.model or "unknown")
             generator = Generator(to_rollout, info.max_model_len or None, settings.generate_retry_seconds)
-            runner = RolloutRunner(generator, tokenizer, factory, settings.max_turns, settings.route_capture)
+            runner = RolloutRunner(generator, tokenizer, factory, settings.max_turns, settings.route_capture, teacher)
             prepare = Preparer(
                 tokenizer,
                 settings.sampling.message(),
@@ -122,14 +124,22 @@ async def run_worker(settings: WorkerSettings, stop: asyncio.Event | None = None
             await pool.stop()
 
 
+async def _teacher(settings: WorkerSettings, stack: contextlib.AsyncExitStack) -> Teacher | None:
+    if settings.teacher is None:
+        return None
+    token = Path(settings.teacher_token_file).read_text().strip() if settings.teacher_token_file else None
+    channel = await stack.enter_async_context(open_channel(settings.teacher, token, settings.tls_ca))
+    return Teacher(channel, settings.teacher_temperature, settings.teacher_retry_seconds)
+
+
 async def _start(
-    settings: WorkerSettings, pool: RewardPool | None, channel: grpc.aio.Channel
+    settings: WorkerSettings, pool: RewardPool | None, channel: grpc.aio.Channel, teacher: Teacher | None
 ) -> rollout_pb2.GetModelInfoResponse:
     if pool is not None:
         await pool.start()
     request = rollout_pb2.GetModelInfoRequest()
     try:
-        return await call(
+        info = await call(
             rollout_pb2_grpc.RolloutServiceStub(channel).GetModelInfo,
             request,
             timeout=30.0,
@@ -137,3 +147,6 @@ async def _start(
         )
     except grpc.aio.AioRpcError as error:
         raise FatalError(f"no model at {settings.rollout}: {describe(error)}") from error
+    if teacher is not None:
+        await teacher.check(info.vocab_size, settings.connect_seconds)
+    return info

@@ -9,7 +9,7 @@ class RolloutError(Exception):
     """Ends one rollout; its group goes on.
 
     Args:
-        stage: "prompt", "generate", "environment" or "reward".
+        stage: "prompt", "generate", "environment", "teacher" or "reward".
         message: what happened, for a person.
         retryable: whether another attempt may succeed.
     """

@@ -18,6 +18,7 @@ from vime_rollout.worker._environment import Environment, Observation, Response
 from vime_rollout.worker._errors import RolloutError
 from vime_rollout.worker._fanout import train_once
 from vime_rollout.worker._prompt import Prepared
+from vime_rollout.worker._teacher import Teacher
 from vime_rollout.worker._tokenizer import Tokenizer
 from vime_rollout.worker._trajectory import Trajectory
 
@@ -72,6 +73,7 @@ class RolloutRunner:
         environment: makes the environment of a rollout; None is single turn, without its cost.
         max_turns: most model turns.
         routing: whether expert routes are wanted.
+        teacher: scores what was sampled, except in evaluations; None for no teacher.
     """
 
     def __init__(
@@ -81,7 +83,9 @@ class RolloutRunner:
         environment: Callable[[], Environment] | None = None,
         max_turns: int = 16,
         routing: bool = False,
+        teacher: Teacher | None = None,
     ):
+        self._teacher = teacher
         self._generator = generator
         self._tokenizer = tokenizer
         self._factory = environment
@@ -96,6 +100,8 @@ class RolloutRunner:
                 await self._single(prepared, outcome)
             else:
                 await self._multi(prepared, outcome)
+            if self._teacher is not None and not prepared.evaluation:
+                await self._teacher.score(outcome.trajectories, prepared.rollout_id(outcome.index))
         except RolloutError as error:
             outcome.error, outcome.status = error, pb.ROLLOUT_STATUS_FAILED
         except Exception as error:

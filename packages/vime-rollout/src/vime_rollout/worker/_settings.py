@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from vime_proto.sample.v1 import sample_pb2 as pb
 from vime_proto.settings import Section, Settings
@@ -51,6 +51,16 @@ class WorkerSettings(Settings):
     reward_timeout_seconds: float = Field(10.0, gt=0, description="run time of one reward; then its process is ended")
     reward_memory_mib: int = Field(4096, ge=0, description="data memory of a scoring process; 0 sets no limit")
     route_capture: bool = Field(False, description="ask the engine for expert routes")
+    teacher: str | None = Field(
+        None, description="host:port of a RolloutService whose log-probs of the sampled tokens are stored, for distillation"
+    )
+    teacher_temperature: float | None = Field(
+        None, gt=0, description="divides the teacher's logits; must be stated with teacher"
+    )
+    teacher_retry_seconds: float = Field(
+        600.0, gt=0, description="how long the teacher may be unavailable before a rollout fails"
+    )
+    teacher_token_file: str | None = Field(None, description="file with the bearer token of the teacher")
     environment: str = Field("", description="module:factory of an Environment; empty is single turn")
     environment_options: dict[str, Any] = Field({}, description="keyword arguments of the factory")
     max_turns: int = Field(16, ge=1, description="most model turns of a rollout")
@@ -67,6 +77,14 @@ class WorkerSettings(Settings):
     token_file: str | None = Field(None, description="file with the bearer token of buffer and router")
     tls_ca: str | None = Field(None, description="PEM file; turns TLS on")
     exit_with_parent: bool = Field(False, description="end when the parent process ends")
+
+    @model_validator(mode="after")
+    def _whole_teacher(self) -> WorkerSettings:
+        if self.teacher is None and self.teacher_temperature is not None:
+            raise ValueError("teacher: missing, though teacher_temperature is stated")
+        if self.teacher is not None and self.teacher_temperature is None:
+            raise ValueError("teacher_temperature: must be stated with teacher; 1.0 takes the teacher's logits as they are")
+        return self
 
     @field_validator("run_id", "worker_id")
     @classmethod
