@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from vime_trainer import models
 from vime_trainer.models import TensorSpec, write_folder
@@ -111,3 +111,23 @@ def test_another_stream_than_planned_leaves_no_folder(tmp_path, given, message):
     with pytest.raises(ValueError, match=message):
         write_folder(tmp_path / "out", given, specs, {})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_index_says_which_files_count(tmp_path):
+    specs = {name: TensorSpec(torch.float32, (2,)) for name in "ab"}
+    folder = write_folder(tmp_path / "m", [(name, torch.ones(2)) for name in "ab"], specs, {}, max_shard_bytes=8)
+    save_file({"a": torch.zeros(2), "other": torch.zeros(1)}, folder / "consolidated.safetensors")
+    files = models.WeightFiles(folder)
+    assert files.names == {"a", "b"} and files.read("a").tolist() == [1, 1]
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"model-00002-of-00002\.safetensors: no such file, though"):
+        models.WeightFiles(folder)
+    save_file({"c": torch.zeros(2)}, folder / "model-00002-of-00002.safetensors")
+    with pytest.raises(ValueError, match=r"lists 'b' in model-00002-of-00002\.safetensors, which lacks it"):
+        models.WeightFiles(folder)
+    (folder / "model.safetensors.index.json").unlink()
+    with pytest.raises(ValueError, match="tensor 'a' is in two files"):
+        models.WeightFiles(folder)
+    (folder / "consolidated.safetensors").write_bytes(b"cut off")
+    with pytest.raises(ValueError, match=r"consolidated\.safetensors: not a safetensors file"):
+        models.WeightFiles(folder)

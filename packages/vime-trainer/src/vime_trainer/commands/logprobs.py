@@ -19,7 +19,10 @@ class LogprobsSettings(Settings):
     """Log-probabilities of given tokens under a model."""
 
     model: Path = Field(description="Hugging Face folder")
-    data: Path = Field(description='JSON lines {"tokens": [ids], "temperature": 1.0 (may be left out)}')
+    data: Path = Field(
+        description='JSON lines {"tokens": [ids], "temperature": 1.0, "routes": [[[expert ids] a MoE layer] a token]}; routes '
+        "of all tokens but the last are replayed, temperature and routes may be left out"
+    )
     output: Path | None = Field(None, description="file to write; default: standard output")
     batch_tokens: int = Field(16384, ge=1, description="most tokens in one forward pass")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of weights and activations")
@@ -51,7 +54,30 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
         tokens = row.get("tokens") if isinstance(row, dict) else None
         if not isinstance(tokens, list) or not tokens or not all(isinstance(token, int) for token in tokens):
             raise ValueError(f"{file}:{number}: tokens must be a list of at least one token id")
+        if "routes" in row and len(row["routes"]) != len(tokens) - 1:
+            raise ValueError(f"{file}:{number}: {len(row['routes'])} routes for {len(tokens)} tokens; need one less")
         yield row
+
+
+def _routes(policy: Any, part: list[dict[str, Any]]) -> Any:
+    """Routes of a pack; tokens without any route themselves. None when no row brings some."""
+    if not any("routes" in row for row in part):
+        return None
+    import numpy as np
+
+    from vime_trainer.packed import ReplayRows
+
+    layers = policy.attach_replay().layer_ids
+    total = sum(len(row["tokens"]) for row in part)
+    ids = np.zeros((total, len(layers), policy.arch.top_k), np.int64)
+    valid = np.zeros(total, bool)
+    start = 0
+    for row in part:
+        if given := row.get("routes"):
+            ids[start : start + len(given)] = given
+            valid[start : start + len(given)] = True
+        start += len(row["tokens"])
+    return ReplayRows(ids, valid, layers)
 
 
 def _score(policy: Any, rows: list[dict[str, Any]], settings: LogprobsSettings) -> Iterator[dict[str, Any]]:
@@ -69,7 +95,7 @@ def _score(policy: Any, rows: list[dict[str, Any]], settings: LogprobsSettings) 
         lengths = [len(row["tokens"]) for row in part]
         heat = [float(row.get("temperature", 1.0)) for row in part]
         with torch.no_grad():
-            got = policy(pack([row["tokens"] for row in part], heat))
+            got = policy(pack([row["tokens"] for row in part], heat, _routes(policy, part)))
         for logprobs, entropy in zip(got.logprobs.split(lengths), got.entropy.split(lengths), strict=True):
             yield {"logprobs": [None, *logprobs[1:].tolist()], "entropy": [None, *entropy[1:].tolist()]}
         start = stop

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vime_trainer.files import new_directory
@@ -24,17 +24,33 @@ _INDEX = "model.safetensors.index.json"
 class WeightFiles:
     """The safetensors files of a folder; tensors are read from disk when asked for.
 
+    With an index only what it lists counts: folders may hold the same weights in other files again.
+
     Raises:
-        FileNotFoundError: the folder has no safetensors file.
+        FileNotFoundError: the folder has no safetensors file, or not one that the index lists.
+        ValueError: a damaged file, a tensor that the index lists and its file lacks, or one that two files hold.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        files = sorted(self.folder.glob("*.safetensors"))
+        index = self.folder / _INDEX
+        listed: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.is_file() else {}
+        files = sorted({self.folder / file for file in listed.values()} or self.folder.glob("*.safetensors"))
         if not files:
             raise FileNotFoundError(f"{self.folder}: no *.safetensors file")
-        self._open = [safe_open(file, framework="pt") for file in files]
-        self._where = {name: handle for handle in self._open for name in handle.keys()}
+        self._where: dict[str, Any] = {}
+        for file in files:
+            handle = _open(file)
+            for name in handle.keys():
+                if listed and listed.get(name) != file.name:
+                    continue
+                if name in self._where:
+                    raise ValueError(
+                        f"{self.folder}: tensor {name!r} is in two files, and no {_INDEX} says which counts"
+                    )
+                self._where[name] = handle
+        if lost := sorted(listed.keys() - self._where.keys()):
+            raise ValueError(f"{index}: lists {lost[0]!r} in {listed[lost[0]]}, which lacks it")
 
     @property
     def names(self) -> set[str]:
@@ -61,6 +77,15 @@ class WeightFiles:
             # safetensors knows no empty slices.
             return part[tuple(slice(0, 1) for _ in box)][tuple(slice(0, one.stop - one.start) for one in box)]
         return part[box]
+
+
+def _open(file: Path) -> Any:
+    if not file.is_file():
+        raise FileNotFoundError(f"{file}: no such file, though {_INDEX} lists it")
+    try:
+        return safe_open(file, framework="pt")
+    except SafetensorError as error:
+        raise ValueError(f"{file}: not a safetensors file: {error}") from error
 
 
 def write_folder(
