@@ -162,6 +162,30 @@ def test_replay_gives_the_forced_experts_their_own_normalised_and_scaled_scores(
         assert (router.weight.grad - theirs).abs().max() < 2e-4 * theirs.abs().max()
 
 
+def test_scoring_replays_the_routes_that_a_row_brings(glm_folder, tmp_path, capsys):
+    from vime_trainer import cli
+
+    rolled = changed(
+        glm_folder,
+        tmp_path / "rolled",
+        lambda w: {name: value.roll(3).clone() if "correction" in name else value for name, value in w.items()},
+    )
+    policy = Policy.from_hf(glm_folder, replay=True)
+    tokens = rows(1)[0]
+    with torch.no_grad(), policy.replay.record() as taken:
+        want = policy(pack([tokens])).logprobs
+    routes = torch.stack(list(taken), dim=1)[:-1].tolist()
+    data = tmp_path / "tokens.jsonl"
+    plain = {"tokens": tokens.tolist()}
+    data.write_text("".join(json.dumps(row) + "\n" for row in (plain, plain | {"routes": routes}, {"tokens": [1]})))
+    assert cli.main(["logprobs", "--model", str(rolled), "--data", str(data)]) == 0
+    own, replayed, _ = (torch.tensor(json.loads(line)["logprobs"][1:]) for line in capsys.readouterr().out.splitlines())
+    assert (replayed - want[1:]).abs().max() < 1e-5 and (own - want[1:]).abs().max() > 1e-3
+    data.write_text(json.dumps(plain | {"routes": routes[1:]}) + "\n")
+    assert cli.main(["logprobs", "--model", str(rolled), "--data", str(data)]) == 1
+    assert "routes: of shape [7, 2, 2]; the tokens and the model need [8, 2, 2]" in capsys.readouterr().err
+
+
 def test_the_bias_alone_changes_the_live_choice_and_not_the_replayed_result(glm_folder):
     policy = Policy.from_hf(glm_folder, replay=True)
     batch = pack(rows())

@@ -54,13 +54,15 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
         tokens = row.get("tokens") if isinstance(row, dict) else None
         if not isinstance(tokens, list) or not tokens or not all(isinstance(token, int) for token in tokens):
             raise ValueError(f"{file}:{number}: tokens must be a list of at least one token id")
-        if "routes" in row and len(row["routes"]) != len(tokens) - 1:
-            raise ValueError(f"{file}:{number}: {len(row['routes'])} routes for {len(tokens)} tokens; need one less")
         yield row
 
 
 def _routes(policy: Any, part: list[dict[str, Any]]) -> Any:
-    """Routes of a pack; tokens without any route themselves. None when no row brings some."""
+    """Routes of a pack; tokens without any route themselves. None when no row brings some.
+
+    Raises:
+        ValueError: routes of another shape than the tokens of their row and the model ask for.
+    """
     if not any("routes" in row for row in part):
         return None
     import numpy as np
@@ -73,10 +75,14 @@ def _routes(policy: Any, part: list[dict[str, Any]]) -> Any:
     valid = np.zeros(total, bool)
     start = 0
     for row in part:
-        if given := row.get("routes"):
-            ids[start : start + len(given)] = given
-            valid[start : start + len(given)] = True
-        start += len(row["tokens"])
+        stop = start + len(row["tokens"])
+        if "routes" in row and stop - start > 1:
+            given, wanted = np.array(row["routes"], np.int64), ids[start : stop - 1].shape
+            if given.shape != wanted:
+                raise ValueError(f"routes: of shape {list(given.shape)}; the tokens and the model need {list(wanted)}")
+            ids[start : stop - 1] = given
+            valid[start : stop - 1] = True
+        start = stop
     return ReplayRows(ids, valid, layers)
 
 
