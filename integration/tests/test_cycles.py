@@ -21,6 +21,7 @@ class LightHosts:
         self.servers = {}
         self.ended: dict[str, asyncio.Future] = {}
         self.starting = 0
+        self.all_up = asyncio.Event()
 
     async def prepare(self, group):
         for process in group:
@@ -31,6 +32,8 @@ class LightHosts:
 
     async def start(self, process, command, folder, grace):
         self.starting += 1
+        if self.starting == len(STAGES):
+            self.all_up.set()
         if process.serves:
             info = ServerInfo(package=f"test-{process.kind}", role=process.kind, run_id=process.config.get("run_id", ""))
             server = self.servers[process.name] = await start_server(services(process.kind, {"steps": 0}), info)
@@ -75,8 +78,7 @@ async def test_fifty_starts_and_stops_leave_nothing_behind(tmp_path):
                 await asyncio.sleep(0)
             supervisor.end(130, "interrupted")
         else:
-            while len(hosts.servers) < 4 or hosts.starting < 5:
-                await asyncio.sleep(0.002)
+            await hosts.all_up.wait()
             supervisor.end(130, "interrupted") if way == 1 else hosts.die("worker-0", 9)
         async with asyncio.timeout(10):
             outcome = await supervisor.ended

@@ -58,7 +58,8 @@ class Watched:
     others to follow and kills those that do not: exactly the processes seen, and no other.
 
     Attributes:
-        peak_bytes: the largest sum of resident bytes seen, also by an earlier launcher of the run. Pages that processes share count in each.
+        peak_bytes: the largest sum of resident bytes seen, also by an earlier launcher of the run. Pages that processes share
+            count in each.
     """
 
     def __init__(self, grace: float, peak_bytes: int = 0):

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from e2e_support import demo_recipe, wait_until
+from e2e_support import demo_recipe, stage_process, wait_until
 
 from vime_launch import toml
 from vime_launch.metrics import Metrics
@@ -141,20 +141,6 @@ def test_a_killed_run_resumes_without_losing_or_repeating_anything(vime, home, p
     assert again in before and contents(kept / again / "groups.binpb") == before[again]
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["steps"] == QUESTIONS // GROUPS and summary["peak_rss_gib"] == 100
-
-
-def stage_process(folder: Path, name: str) -> int:
-    """The process of a stage: the one that has its configuration and is no guard."""
-    config = str(folder / "stages" / f"{name}.toml")
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit():
-            try:
-                words = (path / "cmdline").read_text().split("\0")
-            except OSError:
-                continue
-            if config in words and not any(word.endswith("guard.py") for word in words):
-                return int(path.name)
-    raise AssertionError(f"{name} does not run")
 
 
 def test_the_short_demo(vime, home):

@@ -226,6 +226,13 @@ async def test_a_port_in_use_is_named(start):
         await start(address=server.address)
 
 
+@pytest.mark.parametrize("name", ["vime.trainer.v1.TrainerService", "grpc.health.v1.Health", "vime.common.v1.InfoService"])
+async def test_a_service_that_is_registered_twice_is_refused_by_name(name):
+    again = (trainer_pb2_grpc.add_TrainerServiceServicer_to_server, Trainer(), name)
+    with pytest.raises(ContractError, match=f"registered twice: {name}"):
+        await start_server([*_services(Trainer()), again], ServerInfo("vime-trainer", "trainer"))
+
+
 async def test_half_a_tls_pair_is_refused(start, tmp_path):
     with pytest.raises(ContractError, match="tls"):
         await start(tls_key=str(tmp_path / "key"))

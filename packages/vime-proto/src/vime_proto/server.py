@@ -25,6 +25,7 @@ from vime_proto.errors import ContractError, StatusError, to_status
 
 log = logging.getLogger(__name__)
 
+_ALWAYS = (health.SERVICE_NAME, reflection.SERVICE_NAME)
 Service = tuple[Callable[[Any, grpc.aio.Server], None], Any, str]
 
 
@@ -209,8 +210,13 @@ async def start_server(
 
     Raises:
         AddressInUseError: the address is taken.
-        ContractError: TLS options that do not fit together.
+        ContractError: TLS options that do not fit together, or a service given twice.
     """
+    names = [name for _, _, name in services] + list(generic_names) + ["vime.common.v1.InfoService"]
+    # gRPC would answer with the last one registered, and say nothing.
+    twice = sorted({name for name in names if (*names, *_ALWAYS).count(name) > 1})
+    if twice:
+        raise ContractError("services", f"registered twice: {', '.join(twice)}")
     server = grpc.aio.server(
         interceptors=[_Errors(options.token)],
         options=[
@@ -221,7 +227,6 @@ async def start_server(
             ("grpc.http2.min_ping_interval_without_data_ms", 5000),
         ],
     )
-    names = [name for _, _, name in services] + list(generic_names) + ["vime.common.v1.InfoService"]
     for add, servicer, _ in services:
         add(servicer, server)
     if generic_handlers:
@@ -229,7 +234,7 @@ async def start_server(
     common_pb2_grpc.add_InfoServiceServicer_to_server(_Info(info, names), server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    reflection.enable_server_reflection((*names, *_ALWAYS), server)
     host, _ = split_address(options.address)
     credentials = _credentials(options)
     try:

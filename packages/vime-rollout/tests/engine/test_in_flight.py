@@ -39,7 +39,7 @@ def finish(stream, messages):
 
 def test_abort_ends_requests_at_an_exact_version_boundary(moe, other):
     before = moe.status().version
-    stream, messages = start(moe, request_id="cut")
+    stream, messages = start(moe, request_id="cut", return_routing=True)
     manifest, parts = manifest_of(other[0], moe.next_version())
     pusher = moe.pusher()
     pusher.write(manifest, parts)
@@ -48,11 +48,18 @@ def test_abort_ends_requests_at_an_exact_version_boundary(moe, other):
     answer = finish(stream, messages)
     assert answer.finish == "ABORT" and 0 < len(answer.tokens) < LENGTH
     assert set(answer.versions) == {before.number}
-    late = moe.stream([*PROMPT, *answer.tokens], 8, ignore_eos=True)  # waits for the new weights
+    # Without a stated policy: every row is of the weights that sampled, so that replay is exact.
+    header = answer.last.routing.header
+    assert header.rows == len(PROMPT) + len(answer.tokens) - 1 and not header.holes and not header.inexact
+    assert {span.version.number for span in header.spans} == {before.number}
+    late = moe.stream([*PROMPT, *answer.tokens], 8, ignore_eos=True, return_routing=True)  # waits for the new weights
     pusher.load(manifest, parts)
     assert pusher.commit(manifest).status.version == manifest.version
     rest = finish(late, [])
     assert set(rest.versions) == {manifest.version.number}
+    header = rest.last.routing.header
+    assert header.rows == len(PROMPT) + len(answer.tokens) + 8 - 1 and not header.holes and not header.inexact
+    assert {span.version.number for span in header.spans} == {manifest.version.number}
     assert np.abs(answer.logprobs - Reference(moe.folder).of_response(PROMPT, answer.tokens)).max() < 1e-5
     expected = other[1].of_response([*PROMPT, *answer.tokens], rest.tokens)
     assert np.abs(rest.logprobs - expected).max() < 1e-5

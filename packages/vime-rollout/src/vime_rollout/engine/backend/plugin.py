@@ -18,7 +18,11 @@ def register() -> None:
     """
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-    WeightTransferEngineFactory.register_engine(NAME, "vime_rollout.engine.backend._transfer", "VimeTransfer")
+    try:
+        WeightTransferEngineFactory.register_engine(NAME, "vime_rollout.engine.backend._transfer", "VimeTransfer")
+    except ValueError as error:
+        # vLLM itself, or another plug-in, has one of this name: its bytes would go elsewhere than where we send them.
+        raise ValueError(f"vime-rollout cannot register the weight transport {NAME!r} with vLLM: {error}") from error
     if os.environ.get("VIME_ENGINE") and multiprocessing.parent_process() is not None:
         _end_with_parent()
 

@@ -1,0 +1,77 @@
+"""An engine that is killed within a run is started again, and the run goes on where it was: nothing is off-policy."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import grpc
+from e2e_support import demo_recipe, stage_process, wait_until
+
+from vime_launch import toml
+from vime_launch.process_tree import tree
+from vime_proto.channel import open_sync_channel
+from vime_proto.rollout.v1 import rollout_pb2, rollout_pb2_grpc
+
+STEPS = 5
+
+
+def test_a_run_outlives_its_engine(vime, home, prepared):
+    recipe = demo_recipe(prepared) | {"name": "mortal", "runs_dir": str(home / "restart")}
+    recipe["engine"] |= {"restart": 2}
+    recipe["trainer"]["config"] |= {
+        "max_steps": STEPS,
+        "max_staleness": 0,
+        "evaluations": [],
+        "batch": {"groups": 4, "group_size": 4, "token_budget": 4096},
+        # Many small chunks, so that an update lasts long enough to be met.
+        "weights": {"transport": "shm", "chunk_bytes": 4096},
+    }
+    path, folder = home / "restart.toml", home / "restart/mortal"
+    path.write_text(toml.dumps(recipe))
+    process = vime.start("run", str(path))
+
+    def steps() -> int:
+        file = folder / "metrics.jsonl"
+        return max((json.loads(line)["step"] for line in file.read_text().splitlines()), default=0) if file.exists() else 0
+
+    def say() -> str:
+        return vime.output[-3000:]
+
+    try:
+        # The only engine, while the trainer waits for groups of its newest weights: nobody would push those again.
+        wait_until(lambda: steps() >= 1, 300, process, say)
+        os.kill(stage_process(folder, "engine-0"), signal.SIGKILL)
+        log = folder / "logs/engine-0.log"
+        wait_until(lambda: "caught up with mortal/0:" in log.read_text(), 300, process, say)
+        wait_until(lambda: steps() >= 2, 300, process, say)
+        # vLLM's core, in the middle of an update.
+        with open_sync_channel((folder / "addresses/engine-0").read_text()) as channel:
+            status = rollout_pb2_grpc.EngineControlServiceStub(channel).GetStatus
+            (core,) = [
+                seen.pid
+                for seen in tree(stage_process(folder, "engine-0"))
+                if b"EngineCor" in (Path("/proc") / str(seen.pid) / "comm").read_bytes()
+            ]
+            while not status(rollout_pb2.GetStatusRequest(), timeout=60).status.update_id:
+                assert process.poll() is None, say()
+            os.kill(core, signal.SIGKILL)
+            with_error = None
+            while with_error is None:
+                try:
+                    found = status(rollout_pb2.GetStatusRequest(), timeout=60).status
+                    assert found.state != rollout_pb2.ENGINE_STATE_SERVING, "half an update serves nobody"
+                except grpc.RpcError as error:
+                    with_error = error.code()
+            assert with_error is grpc.StatusCode.UNAVAILABLE
+        assert process.wait(400) == 0, say()
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["steps"] == STEPS and summary["staleness_max"] == 0
+    assert summary["logprob_abs_diff_max"] < 1e-5
+    assert vime.output.count("engine-0 ended with exit status") == 2
