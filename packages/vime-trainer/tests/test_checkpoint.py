@@ -123,7 +123,7 @@ def test_first_start_on_a_missing_or_empty_or_half_written_folder(tmp_path):
     half = tmp_path / "half"
     (half / f"{files.PARTIAL}step-00000005-ab").mkdir(parents=True)
     (half / "step-00000004").mkdir()
-    (half / "step-00000004" / "model.safetensors").write_bytes(b"cut")
+    (half / "step-00000004" / "policy.weights-00000.safetensors").write_bytes(b"cut")
     (tmp_path / "empty").mkdir()
     for root in (tmp_path / "missing", tmp_path / "empty", half):
         assert start_point(root, auto, 10) is None
@@ -156,22 +156,26 @@ def test_missing_damaged_and_foreign_checkpoints_are_named(dense_folder, moe_fol
     policy, optimizer = make(dense_folder)
     with pytest.raises(CheckpointError, match=r"nowhere: no checkpoint"):
         load_checkpoint(tmp_path / "nowhere", policy, optimizer)
+    train(policy, optimizer, 1)
     path = save_checkpoint(tmp_path, policy, optimizer, RunState(1))
     with pytest.raises(CheckpointError, match="another model: '.*' is in only one of the two"):
         load_checkpoint(path, Policy.from_hf(moe_folder))
-    with pytest.raises(CheckpointError, match=r"is torch\.float32 .*, the model needs torch\.bfloat16"):
+    with pytest.raises(CheckpointError, match=r"is float32 .*, the model needs bfloat16"):
         load_checkpoint(path, Policy.from_hf(dense_folder, dtype="bfloat16"))
-    file = path / "optimizer.safetensors"
+    file = path / "policy.optimizer-00000.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors: damaged: its checksum"):
+    with pytest.raises(CheckpointError, match=r"policy\.optimizer-00000\.safetensors: damaged: its checksum"):
         load_checkpoint(path, policy, optimizer)
     file.unlink()
-    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors is missing"):
+    with pytest.raises(CheckpointError, match=r"policy\.optimizer-00000\.safetensors is missing"):
         load_checkpoint(path, policy, optimizer)
     state = json.loads((path / "state.json").read_text())
     (path / "state.json").write_text(json.dumps(state | {"format": 9}))
-    with pytest.raises(CheckpointError, match="format 9; this version reads 1"):
+    with pytest.raises(CheckpointError, match="format 9; this version reads 2"):
+        load_checkpoint(path, policy, optimizer)
+    (path / "state.json").write_text(json.dumps(state | {"format": 1}))
+    with pytest.raises(CheckpointError, match="format 1; this version reads 2"):
         load_checkpoint(path, policy, optimizer)
     (path / "state.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"state\.json: damaged"):
@@ -180,12 +184,14 @@ def test_missing_damaged_and_foreign_checkpoints_are_named(dense_folder, moe_fol
 
 def test_no_file_holds_a_pickle(moe_folder, tmp_path):
     policy, optimizer = make(moe_folder)
+    train(policy, optimizer, 1)
     path = save_checkpoint(tmp_path, policy, optimizer, RunState(1))
     assert sorted(file.name for file in path.iterdir()) == [
-        "model.safetensors",
-        "optimizer.safetensors",
-        "random.safetensors",
+        "policy.optimizer-00000.safetensors",
+        "policy.weights-00000.safetensors",
+        "random-00000.safetensors",
         "state.json",
+        "tensors.json",
     ]
     for file in path.iterdir():
         head = file.read_bytes()[:9]

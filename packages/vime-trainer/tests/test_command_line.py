@@ -178,12 +178,16 @@ def test_public_names():
     assert policy.__all__ == ["DTYPES", "Policy", "Transformer", "token_logprobs"]
     assert optim.__all__ == ["Optimizer", "OptimizerSettings", "StepResult", "learning_rate"]
     assert checkpoint.__all__ == [
+        "POLICY",
         "CheckpointError",
         "CheckpointSettings",
         "RunState",
+        "Saver",
+        "Trained",
         "find_latest",
         "list_steps",
         "load_checkpoint",
+        "load_models",
         "path_of",
         "save_checkpoint",
         "start_point",

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["PARTIAL", "new_directory", "sync", "write_text"]
+__all__ = ["PARTIAL", "make_folder", "new_directory", "publish_folder", "sync", "write_text"]
 
 PARTIAL = ".partial-"
 """Prefix of what is being written; left behind only by a killed process, never read."""
@@ -33,29 +33,48 @@ def write_text(path: Path, text: str) -> None:
     sync(path.parent)
 
 
-@contextlib.contextmanager
-def new_directory(target: Path) -> Iterator[Path]:
-    """Yields an empty folder beside `target` that becomes `target` when the block ends without an exception.
+def make_folder(path: Path) -> None:
+    """Makes a folder and its parents unless it is there; several hosts may do so at once.
+
+    A parallel file system may refuse to make what it does not list yet, so neither its listing nor its refusal decides:
+    the first file that goes into the folder does.
+    """
+    for folder in (*reversed(path.parents), path):
+        if not folder.is_dir():
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+
+
+def publish_folder(made: Path, target: Path) -> None:
+    """Gives a finished folder its name. Its files must be on disk; its entries are flushed here.
 
     A `target` that exists is replaced by two renames: a process killed in between leaves the old folder under the
     PARTIAL prefix and no `target`.
     """
+    sync(made)
+    old = target.with_name(f"{PARTIAL}{target.name}-{uuid.uuid4().hex[:8]}-old")
+    if target.exists():
+        os.rename(target, old)
+    os.rename(made, target)
+    sync(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def new_directory(target: Path) -> Iterator[Path]:
+    """Yields an empty folder beside `target` that becomes `target` when the block ends without an exception.
+
+    See `publish_folder` for a `target` that exists.
+    """
     target = Path(target).absolute()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    mark = uuid.uuid4().hex[:8]
-    made = target.with_name(f"{PARTIAL}{target.name}-{mark}")
+    make_folder(target.parent)
+    made = target.with_name(f"{PARTIAL}{target.name}-{uuid.uuid4().hex[:8]}")
     made.mkdir()
     try:
         yield made
         for path in sorted(made.rglob("*")):
             sync(path)
-        sync(made)
-        old = target.with_name(f"{PARTIAL}{target.name}-{mark}-old")
-        if target.exists():
-            os.rename(target, old)
-        os.rename(made, target)
-        sync(target.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        publish_folder(made, target)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise

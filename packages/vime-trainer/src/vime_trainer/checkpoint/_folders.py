@@ -8,9 +8,11 @@ from pathlib import Path
 
 from vime_trainer.files import PARTIAL
 
-__all__ = ["STATE", "CheckpointError", "find_latest", "list_steps", "path_of", "prune"]
+__all__ = ["FORMAT", "STATE", "TENSORS", "CheckpointError", "find_latest", "list_steps", "path_of", "prune"]
 
+FORMAT = 2
 STATE = "state.json"
+TENSORS = "tensors.json"
 _NAME = re.compile(r"step-(\d{8,})")
 
 
