@@ -1,0 +1,28 @@
+"""The table [critic] of the configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from vime_proto.settings import Section
+from vime_trainer.optim import OptimizerSettings
+
+
+class CriticSettings(Section):
+    """The model that estimates values, for algorithms that need one. Its formulas are in [algorithm]."""
+
+    model: Path | None = Field(
+        None,
+        description="Hugging Face folder that it starts from, a policy's or a critic's; absent takes the run's model",
+    )
+    head_std: float = Field(
+        0.0,
+        ge=0,
+        description="deviation of the value head's random weights, where the folder has none; 0 values all alike",
+    )
+    warmup_batches: int = Field(0, ge=0, description="first batches of the run, in which the critic alone is trained")
+    optimizer: OptimizerSettings = Field(
+        OptimizerSettings(learning_rate=1e-5), description="[critic.optimizer], as [optimizer]"
+    )
