@@ -15,7 +15,7 @@ def test_the_example_of_an_algorithm():
     (code,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "REINFORCE" in block]
     names = {}
     exec(code, names)
-    algorithm, settings = names["REINFORCE"], AlgorithmSettings()
+    algorithm, settings = names["REINFORCE"], AlgorithmSettings(correction="none")
     advantages = advantage_streams(algorithm, one_token_batch([1.0, 0.0]), settings)["advantages"]
     assert advantages.tolist() == [0.5, -0.5]
     given = streams([1, 1], advantages=advantages, weights=[0.5] * 2, engine_logprobs=[-1.0] * 2)
