@@ -75,6 +75,9 @@ async def test_stats_prints_the_counters(process):
         (["serve", "--database", "/"], 1, ["database /", "unable to open"]),
         (["serve", "--lease-ttl-seconds", "0"], 2, ["lease_ttl_seconds"]),
         (["serve", "--server.address", "nowhere", "--database", "{tmp}/x.db"], 1, ["'nowhere' is not host:port"]),
+        (["serve", "--database", "/proc/no/x.db"], 1, ["database: cannot write /proc/no/x.db"]),
+        (["serve", "--database", "{tmp}/x.db", "--blobs", "/proc/no/x"], 1, ["blobs: cannot make '/proc/no/x'"]),
+        (["serve", "--database", "{tmp}/x.db", "--blobs", "weird://x"], 1, ["blobs: 'weird://x': Protocol not known"]),
     ],
 )
 def test_bad_configuration_gives_one_clear_line(arguments, code, texts, tmp_path):

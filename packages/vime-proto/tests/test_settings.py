@@ -3,8 +3,9 @@
 import json
 
 import pytest
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from vime_proto.errors import ContractError
 from vime_proto.server import ServerOptions
 from vime_proto.settings import Section, ServerSettings, Settings, load, merge
 
@@ -73,6 +74,22 @@ def test_texts_that_look_like_numbers_stay_texts():
 def test_what_is_wrong_is_named(capsys, argv, texts):
     message = _fails(capsys, *argv)
     assert all(text in message for text in texts), message
+
+
+def test_own_texts_stand_as_they_are(capsys):
+    class Checked(Settings):
+        name: str = "x"
+
+        @field_validator("name")
+        @classmethod
+        def _known(cls, value: str) -> str:
+            raise ValueError(f"unknown name {value!r}; valid: x")
+
+    with pytest.raises(SystemExit):
+        load(Checked, ["--name", "y"], "demo")
+    assert capsys.readouterr().err == "demo: name: unknown name 'y'; valid: x\n"
+    with pytest.raises(ContractError, match=r"^server\.address: 'x' is not host:port"):
+        _load("--server.address", "x").server.options()
 
 
 def test_a_missing_key_is_named(capsys):

@@ -164,6 +164,12 @@ async def test_metrics(tmp_path, unused_tcp_port):
     assert "vime_router_queued 0.0" in lines
 
 
+def test_help_lists_the_commands():
+    for words in ((), ("serve",)):
+        shown = finish(*words, "--help")
+        assert shown.returncode == 0 and shown.stdout.startswith("usage: vime-router")
+
+
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
@@ -172,6 +178,7 @@ async def test_metrics(tmp_path, unused_tcp_port):
         (["serve", "--server.address", "nowhere"], 1, "'nowhere' is not host:port"),
         (["serve", "--engines", '[{id="a", address="h:1"}, {id="a", address="h:2"}]'], 2, "given twice: a"),
         (["serve", "--engines", '[{id="a", address="h:0"}]'], 2, "needs a port"),
+        (["serve", "--engines", '[{id="a", address="h"}]'], 2, "serve: engines.0.address: address: 'h' is not host:port"),
         (["serv"], 2, "unknown command 'serv'; did you mean 'serve'?"),
         (["list", "--address", "127.0.0.1:1"], 1, "UNAVAILABLE"),
     ],

@@ -28,10 +28,16 @@ class BlobFiles:
     """
 
     def __init__(self, root: str, owner: str, trace_roots: Sequence[str] = ()):
-        self._fs, self._root = url_to_fs(root)
+        try:
+            self._fs, self._root = url_to_fs(root)
+        except (ValueError, ImportError) as error:
+            raise ContractError("blobs", f"{root!r}: {error}") from None
         self._owner = owner
         self._local = "file" in (self._fs.protocol if isinstance(self._fs.protocol, tuple) else (self._fs.protocol,))
-        self._fs.makedirs(self._root, exist_ok=True)
+        try:
+            self._fs.makedirs(self._root, exist_ok=True)
+        except OSError as error:
+            raise ContractError("blobs", f"cannot make {root!r}: {error.strerror or error}") from None
         self._trace_roots = [url_to_fs(one) for one in trace_roots]
 
     def write(self, data: bytes) -> StoredFile:

@@ -93,7 +93,7 @@ def _stats(argv: Sequence[str]) -> None:
     try:
         token = Path(settings.token_file).read_text().strip() if settings.token_file else None
         with open_sync_channel(settings.address, token=token, tls_ca=settings.tls_ca) as channel:
-            answer = sync_call(BufferServiceStub(channel).GetStats, pb.GetStatsRequest(run_id=settings.run_id))
+            answer = sync_call(BufferServiceStub(channel).GetStats, pb.GetStatsRequest(run_id=settings.run_id), timeout=5)
     except grpc.RpcError as error:
         _fail(f"{settings.address}: {describe(error)}")
     except (ContractError, OSError) as error:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from vime_proto.channel import split_address
-from vime_proto.errors import nearest
+from vime_proto.errors import ContractError, nearest
 from vime_proto.server import ServerOptions
 
 SettingsType = TypeVar("SettingsType", bound="Settings")
@@ -58,7 +58,10 @@ class ServerSettings(Section):
             ContractError: an address of another form.
             OSError: a token file that cannot be read.
         """
-        split_address(self.address)
+        try:
+            split_address(self.address)
+        except ContractError as error:
+            raise error.under("server") from None
         return ServerOptions(
             address=self.address,
             max_message_bytes=self.max_message_mib << 20,
@@ -178,7 +181,11 @@ def _explain(settings: type[BaseModel], error: Any) -> str:
     path = [str(part) for part in error["loc"]]
     where = ".".join(path) or "configuration"
     if error["type"] != "extra_forbidden":
-        return f"{where}: {error['msg']} (got {error['input']!r})" if path else error["msg"]
+        own = error["type"] == "value_error"
+        message = error["msg"].removeprefix("Value error, ")
+        # Our own texts say what was given; tables are too long to repeat.
+        shown = "" if own or isinstance(error["input"], dict) else f" (got {error['input']!r})"
+        return f"{where}: {message}{shown}" if path else message
     model: type[BaseModel] | None = settings
     for part in path[:-1]:
         field = model.model_fields.get(part) if model is not None else None

@@ -21,6 +21,14 @@ from vime_proto.version import show
 from vime_router.server import serve
 from vime_router.settings import RouterSettings
 
+_USAGE = """usage: vime-router COMMAND [--key value ...]
+
+commands:
+  serve   pass requests on to a fleet of engines
+  list    print the engines of a running router
+
+vime-router COMMAND --help lists the keys of a command."""
+
 
 class ListSettings(Settings):
     """Which router to ask."""
@@ -60,6 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; answers the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     commands = {"serve": (RouterSettings, _serve), "list": (ListSettings, _list)}
+    if words and words[0] in ("-h", "--help"):
+        print(_USAGE)
+        return 0
     if not words or words[0] not in commands:
         name = words[0] if words else ""
         print(f"vime-router: {nearest(name, commands, 'command')}", file=sys.stderr)

@@ -297,8 +297,11 @@ def _lock_file(url: str) -> int | None:
     if not parsed.drivername.startswith("sqlite") or parsed.database in (None, "", ":memory:"):
         return None
     path = Path(parsed.database)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ContractError("database", f"cannot write {path}: {error.strerror}") from None
     try:
         # Released by the kernel however the process ends.
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
