@@ -54,6 +54,7 @@ def _build_chunk(arch: Architecture, dtype: torch.dtype, recompute: bool, stage:
         warnings.simplefilter("ignore")  # about Apex, Transformer Engine and fused kernels that are not used here
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 
+        from vime_trainer.megatron._cut import mark_cut_weights
         from vime_trainer.megatron._dispatch import use_gathers
         from vime_trainer.megatron._model import PackedGPT
         from vime_trainer.megatron._moe import sum_in_float32
@@ -77,6 +78,7 @@ def _build_chunk(arch: Architecture, dtype: torch.dtype, recompute: bool, stage:
             vp_stage=stage,
             rotary_percent=arch.rotary_fraction,
         )
+    mark_cut_weights(model)
     use_gathers(model)
     for layer in model.decoder.layers:
         if hasattr(layer.mlp, "router"):
@@ -141,7 +143,7 @@ def _transformer_config(arch: Architecture, dtype: torch.dtype, recompute: bool)
         context_parallel_size=here.context_size,
         expert_model_parallel_size=here.expert_size,
         expert_tensor_parallel_size=here.expert_tensor_size,
-        batch_p2p_comm=gpu,
+        batch_p2p_comm=gpu and not (here.pipeline_size == 2 and here.config.virtual > 1),
         num_layers=arch.layers,
         hidden_size=arch.hidden,
         num_attention_heads=arch.heads,
@@ -174,7 +176,8 @@ def _transformer_config(arch: Architecture, dtype: torch.dtype, recompute: bool)
     )
     # Stages exchange batches of any length. The check of the config forbids it with the all-gather dispatcher, whose
     # ranks must agree on the length; the policy pads batches so that they do.
-    config.variable_seq_lengths = here.pipeline_size > 1
+    # With virtual stages lengths are equal: of two stages each is before and after the other, and lengths would be mixed up.
+    config.variable_seq_lengths = here.pipeline_size > 1 and here.config.virtual == 1
     return config
 
 

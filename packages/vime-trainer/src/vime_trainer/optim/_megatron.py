@@ -51,8 +51,10 @@ def _offload(settings: OptimizerSettings) -> dict[str, Any]:
     if not torch.cuda.is_available():
         log.warning("optimizer.cpu_offload: there is no GPU, so everything is in host memory already")
         return {}
+    # Megatron's hybrid device optimizer takes gradients where its precision-aware optimizer leaves them.
     return {
         "optimizer_cpu_offload": True,
         "optimizer_offload_fraction": 1.0,
         "use_torch_optimizer_for_cpu_offload": True,
+        "use_precision_aware_optimizer": True,
     }

@@ -98,14 +98,20 @@ class Optimizer:
         limit = self.settings.clip_grad_norm
         clipped = 0.0 < limit < norm
         if clipped:
-            grads = [param.grad for param, _ in self._slots() if param.grad is not None]
-            torch._foreach_mul_(grads, limit / (norm + 1e-6))
+            torch._foreach_mul_(self._grads(), limit / (norm + 1e-6))
         for group in self._inner.param_groups:
             group["lr"] = rate
         with torch.no_grad(), megatron.cuda_names():
             self._inner.step_with_ready_grads()
         self.updates += 1
         return StepResult(True, rate, norm, clipped)
+
+    def _grads(self) -> list[Tensor]:
+        """What the coming update reads, in float32."""
+        place = "decoupled_grad" if self._inner.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8 else "grad"
+        params = [param for chained in self._inner.chained_optimizers for param in chained.get_parameters()]
+        found = [getattr(param, place, None) for param in params]
+        return [grad for grad in found if grad is not None]
 
     def _agree(self, norm: float) -> float:
         """The norm of rank 0, or NaN when it is not finite on any rank, so that all ranks decide alike."""

@@ -40,4 +40,6 @@ class OptimizerSettings(Section):
             raise ValueError("optimizer.decay_updates: needed for schedule 'wsd', and for no other")
         if self.cpu_offload and self.kind != "adamw":
             raise ValueError("optimizer.cpu_offload: Megatron has it for kind 'adamw' alone")
+        if self.cpu_offload and not self.distributed:
+            raise ValueError("optimizer.cpu_offload: Megatron has it for the distributed optimizer; set distributed")
         return self

@@ -64,6 +64,7 @@ class Prepared:
         counts: rows of each context-parallel rank; N is this rank's.
         places: int64 [sum of counts], their places in the batch, by context-parallel rank.
         total: tokens of the batch.
+        length: tokens that go through the model, on all ranks together.
         routes: for the tokens that this rank's routers see.
         seen: int64 on the host: place in the batch of each such token, -1 for padding.
     """
@@ -77,6 +78,7 @@ class Prepared:
     counts: tuple[int, ...]
     places: Tensor
     total: int
+    length: int
     routes: ReplayRows | None
     seen: np.ndarray
 
@@ -152,6 +154,7 @@ def prepare(
         counts=tuple(len(one) for one in by_rank),
         places=torch.cat(by_rank).to(device),
         total=host.total,
+        length=len(stream),
         routes=_routes(host.routes, seen),
         seen=seen,
     )

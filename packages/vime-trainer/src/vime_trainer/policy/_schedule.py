@@ -29,7 +29,7 @@ def run_schedule(
 
     Args:
         chunks: this rank's part of the model.
-        items: micro-batches, the same on all stages.
+        items: micro-batches, the same on all stages; of one length with virtual stages.
         forward: called with the number of the chunk, the number of the micro-batch, and the micro-batch.
         finish: called on the last stage with the number of the micro-batch, the micro-batch and its hidden states;
             returns the loss, or None for one that changes nothing.
@@ -58,7 +58,7 @@ def run_schedule(
             data_iterator=[iter(list(enumerate(items))) for _ in chunks],
             model=list(chunks),
             num_microbatches=len(items),
-            seq_length=1,  # stages tell each other the lengths
+            seq_length=items[0].length,  # read with virtual stages; otherwise stages tell each other
             micro_batch_size=1,
             forward_only=not backward,
         )

@@ -261,6 +261,8 @@ class Transformer:
         lengths = [stream_length(batch, padded, self._cut) for batch in batches]
         if config.expert * config.expert_tensor > 1:
             lengths = self._agree(lengths)
+        if config.virtual > 1:
+            lengths = [max(lengths)] * len(lengths)
         shared = (self.device, self.dtype, padded, self.arch.vocab, self._cut)
         return [
             prepare(batch, mask, *shared, length) for batch, mask, length in zip(batches, wanted, lengths, strict=True)

@@ -1,0 +1,127 @@
+"""Every layout of ranks computes what one process computes: log-probs, loss, gradient norm, weights after two steps."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import launch
+import pytest
+import torch
+import workload
+from safetensors.torch import load_file
+from workload import Case
+
+TWO = [
+    Case("dp2", "dense", {}),
+    Case("dp2-moe", "moe", {}),
+    Case("dp2-distributed", "dense", {}, optimizer={"distributed": True}),
+    Case("dp2-distributed-moe", "moe", {}, optimizer={"distributed": True}),
+    Case("dp2-masked-rank", "dense", {}, "masked"),
+    Case("dp2-poisoned-rank", "dense", {}, "poison"),
+    Case("tp2", "dense", {"tensor": 2}),
+    Case("tp2-tied", "tied", {"tensor": 2}),
+    Case("tp2-without-sequence", "tied", {"tensor": 2, "sequence": False}),
+    Case("tp2-moe", "moe", {"tensor": 2}),
+    Case("tp2-moe-routed", "moe", {"tensor": 2}, "routed"),
+    Case("tp2-expert-tp2", "moe", {"tensor": 2, "expert_tensor": 2}),
+    Case("tp2-ep2", "moe", {"tensor": 2, "expert": 2}),
+    Case("tp2-short", "dense", {"tensor": 2}, "short"),
+    Case("pp2", "dense", {"pipeline": 2}),
+    Case("pp2-tied", "tied", {"pipeline": 2}),
+    Case("pp2-moe-routed", "moe", {"pipeline": 2}, "routed"),
+    Case("pp2-masked", "dense", {"pipeline": 2}, "masked"),
+    Case("pp2-poisoned", "dense", {"pipeline": 2}, "poison"),
+    Case("pp2-vpp2", "tied", {"pipeline": 2, "virtual": 2}),
+    Case("pp2-vpp2-moe-routed", "moe", {"pipeline": 2, "virtual": 2}, "routed"),
+    Case("pp2-vpp2-three-batches", "dense", {"pipeline": 2, "virtual": 2}, "three"),
+    Case("cp2", "dense", {"context": 2}),
+    Case("cp2-moe-routed", "moe", {"context": 2}, "routed"),
+    Case("cp2-short", "dense", {"context": 2}, "short"),
+    Case("cp2-distributed", "tied", {"context": 2}, optimizer={"distributed": True}),
+    Case("ep2", "moe", {"expert": 2}),
+    Case("ep2-routed", "moe", {"expert": 2}, "routed"),
+    Case("ep2-masked", "moe", {"expert": 2}, "masked"),
+    Case("ep2-distributed", "moe", {"expert": 2}, optimizer={"distributed": True}),
+    Case("expert-tp2", "moe", {"expert_tensor": 2}),
+    Case("padded-tp2", "dense", {"tensor": 2}, policy={"layout": "padded"}),
+    Case("padded-cp2", "dense", {"context": 2}, policy={"layout": "padded"}),
+    Case("recompute-tp2", "moe", {"tensor": 2}, "routed", policy={"recompute": True}),
+    Case("recompute-pp2", "dense", {"pipeline": 2}, policy={"recompute": True}),
+]
+
+FOUR = [
+    Case("dp2-tp2-distributed", "moe", {"tensor": 2}, optimizer={"distributed": True}),
+    Case("tp2-pp2", "dense", {"tensor": 2, "pipeline": 2}),
+    Case("tp2-pp2-moe-routed", "moe", {"tensor": 2, "pipeline": 2}, "routed"),
+    Case("tp2-cp2", "dense", {"tensor": 2, "context": 2}),
+    Case("tp2-cp2-short", "dense", {"tensor": 2, "context": 2}, "short"),
+    Case("tp2-cp2-moe-routed", "moe", {"tensor": 2, "context": 2}, "routed"),
+    Case("dp2-tp2-ep2", "moe", {"tensor": 2, "expert": 2}),
+    Case("tp2-ep2-expert-tp2", "moe", {"tensor": 2, "expert": 2, "expert_tensor": 2}),
+    Case("pp2-ep2", "moe", {"pipeline": 2, "expert": 2}),
+    Case("pp2-vpp2-ep2", "moe", {"pipeline": 2, "virtual": 2, "expert": 2}),
+    Case("pp2-cp2-tied", "tied", {"pipeline": 2, "context": 2}),
+    Case("cp2-ep2-distributed", "moe", {"context": 2, "expert": 2}, optimizer={"distributed": True}),
+    Case("dp2-pp2-poisoned-rank", "tied", {"pipeline": 2}, "poison"),
+]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    workload.make_models(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(root):
+    """What one process computes, made once for each model and variant."""
+    known: dict[tuple[str, str], dict[str, torch.Tensor]] = {}
+
+    def get(case: Case) -> dict[str, torch.Tensor]:
+        key = (case.model, case.variant)
+        if key not in known:
+            known[key] = workload.run(Case("alone", *key[:1], variant=key[1]), root)
+        return known[key]
+
+    return get
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def found(request, root, tmp_path_factory):
+    """World size, and what its ranks found in each case: one start for all cases."""
+    out = tmp_path_factory.mktemp(f"world{request.param}")
+    cases = TWO if request.param == 2 else FOUR
+    arguments = [str(root), str(out), json.dumps([case.to_json() for case in cases])]
+    launch.start(request.param, Path(__file__).parent / "rank.py", arguments, seconds=240)
+    return request.param, out
+
+
+@pytest.mark.parametrize("case", TWO + FOUR, ids=lambda case: case.name)
+def test_layouts_equal_one_process(case, found, alone, record_property):
+    world, out = found
+    if case not in (TWO if world == 2 else FOUR):
+        pytest.skip("of the other world size")
+    ranks = [load_file(out / f"{case.name}-{rank}.safetensors") for rank in range(world)]
+    want = alone(case)
+    merged: dict[str, torch.Tensor] = {}
+    worst = 0.0
+    for tensors in ranks:
+        for name, value in tensors.items():
+            other = want[name]
+            assert value.shape == other.shape, name
+            worst = max(worst, difference(value, other))
+            torch.testing.assert_close(value, other, rtol=1e-5, atol=2e-6, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}")
+        merged |= tensors
+    assert merged.keys() == want.keys(), "something that no rank has"
+    record_property("largest relative difference", worst)
+    if case.variant == "poison":
+        assert want["applied"].tolist() == [0.0, 0.0] and not math.isfinite(float(want["norm"][0]))
+
+
+def difference(value: torch.Tensor, other: torch.Tensor) -> float:
+    """Largest difference over the largest entry."""
+    scale = other.double().abs().nan_to_num().max().clamp(min=1e-12)
+    return float(((value.double() - other.double()).nan_to_num().abs() / scale).max())

@@ -1,0 +1,177 @@
+"""What every layout of ranks must compute alike: tiny models, batches that are awkward to cut, two optimizer steps."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vime_trainer.megatron import ParallelConfig
+from vime_trainer.optim import Optimizer, OptimizerSettings
+from vime_trainer.packed import PackedBatch, ReplayRows, pack
+from vime_trainer.policy import Policy
+
+VOCAB, LAYERS, EXPERTS, TOP_K = 61, 4, 4, 2
+MOE_LAYERS = (0, 2, 3)
+
+MICRO_BATCHES = ([7, 2, 11], [5, 13], [1, 3, 2, 9], [4])
+"""Lengths of the sequences. No total is a multiple of 4; one sequence has a single token, one batch a single sequence."""
+
+ONLY_TWO_TOKENS = ([2], [2], [2], [2])
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layout of ranks and what to try in it.
+
+    Attributes:
+        name: of the case.
+        model: "dense", "tied" or "moe".
+        sizes: of ParallelConfig.
+        variant: "plain", "routed" (replays routes), "masked" (the odd micro-batches have no trainable token), "short" (two
+            tokens a micro-batch), "three" (one micro-batch less), "poison" (the gradient of one micro-batch is NaN).
+        policy: arguments of Policy.from_hf.
+        optimizer: settings that differ.
+    """
+
+    name: str
+    model: str
+    sizes: dict[str, int] = field(default_factory=dict)
+    variant: str = "plain"
+    policy: dict[str, Any] = field(default_factory=dict)
+    optimizer: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """For the command line of a rank."""
+        return dict(vars(self))
+
+
+def make_models(root: Path) -> None:
+    """Folders of the models, with norm weights that are not 1."""
+    common = {
+        "hidden_size": 32,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 48,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.15,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+    }
+    moe = {
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": TOP_K,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [layer for layer in range(LAYERS) if layer not in MOE_LAYERS],
+        "decoder_sparse_step": 1,
+    }
+    kinds = {
+        "dense": {"model_type": "qwen3", "tie_word_embeddings": False},
+        "tied": {"model_type": "qwen3", "tie_word_embeddings": True},
+        "moe": {"model_type": "qwen3_moe", "tie_word_embeddings": False, **moe},
+    }
+    for name, values in kinds.items():
+        folder = root / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(common | values))
+        policy = Policy.from_config(folder, seed=5)
+        torch.manual_seed(6)
+        with torch.no_grad():
+            for param in policy.parameters().values():
+                if param.dim() == 1:
+                    param.add_(0.2 * torch.randn(param.shape))
+        policy.save_hf(folder, side_files=folder)
+
+
+def micro_batches(variant: str) -> list[tuple[PackedBatch, torch.Tensor, torch.Tensor]]:
+    """Batches, the tokens that need the head (bool [T]) and their weights in the loss (float32 [T])."""
+    generator = torch.Generator().manual_seed(7)
+    found = []
+    cuts = ONLY_TWO_TOKENS if variant == "short" else MICRO_BATCHES
+    for number, lengths in enumerate(cuts[:3] if variant == "three" else cuts):
+        rows = [torch.randint(0, VOCAB, (length,), generator=generator) for length in lengths]
+        heat = (0.6 + torch.rand(len(rows), generator=generator)).tolist()
+        batch = pack(rows, heat)
+        mask = torch.rand(batch.total, generator=generator) < 0.8
+        if variant == "short":
+            mask[:] = True
+        if variant == "masked" and number % 2:
+            mask[:] = False
+        weights = torch.randn(batch.total, generator=generator) * mask / 20.0
+        if variant == "poison" and number == 1:
+            weights[:] = torch.nan
+        if variant == "routed":
+            batch = with_routes(batch, number)
+        found.append((batch, mask, weights))
+    return found
+
+
+def with_routes(batch: PackedBatch, seed: int) -> PackedBatch:
+    """Routes that the model would not have chosen; last tokens of sequences have none."""
+    generator = np.random.default_rng(seed)
+    ids = np.stack(
+        [[generator.permutation(EXPERTS)[:TOP_K] for _ in MOE_LAYERS] for _ in range(batch.total)]
+    ).astype(np.uint8)
+    valid = np.ones(batch.total, dtype=bool)
+    valid[batch.cu_seqlens[1:].numpy() - 1] = False
+    return PackedBatch(
+        batch.tokens,
+        batch.positions,
+        batch.cu_seqlens,
+        batch.temperature,
+        ReplayRows(ids, valid, MOE_LAYERS, measure=True),
+    )
+
+
+def run(case: Case, root: Path) -> dict[str, torch.Tensor]:
+    """Everything that must not depend on the layout, as far as this rank has it.
+
+    Returns:
+        "logprobs.N", "entropy.N" of micro-batch N before the first step and "flipped.N", "flips.N" where routes were
+        replayed, on ranks of the last stage; "loss", "norm" and "applied" of each step; the Hugging Face tensors after the
+        steps as "hf.NAME" on rank 0.
+    """
+    policy = Policy.from_hf(
+        root / case.model, replay=case.variant == "routed", parallel=ParallelConfig(**case.sizes), **case.policy
+    )
+    here = policy.parallel
+    settings = {"learning_rate": 1e-2, "epsilon": 1e-3, "clip_grad_norm": 0.5, "weight_decay": 0.1}
+    optimizer = Optimizer(policy, OptimizerSettings(**(settings | case.optimizer)))
+    work = micro_batches(case.variant)
+    mine = list(range(len(work)))[here.data_rank :: here.data_size]
+    batches, masks = [work[n][0] for n in mine], [work[n][1] for n in mine]
+    found: dict[str, torch.Tensor] = {}
+    for number, out in zip(mine, policy.run(batches, masks), strict=False):
+        found[f"logprobs.{number}"], found[f"entropy.{number}"] = out.logprobs, out.entropy
+        if out.usage is not None:
+            found[f"flips.{number}"], found[f"flipped.{number}"] = out.usage.flips, out.usage.flipped.long()
+    losses, norms, applied = [], [], []
+    for _ in range(2):
+        optimizer.zero_grad()
+        total = 0.0
+
+        def loss(index, outputs):
+            nonlocal total
+            value = -(outputs.logprobs * work[mine[index]][2]).sum() - 0.003 * outputs.entropy.sum()
+            total += float(value.detach())
+            return value
+
+        policy.run(batches, masks, loss)
+        result = optimizer.step()
+        losses.append(float(here.sum_data(np.array([total]))[0]))
+        norms.append(result.grad_norm)
+        applied.append(float(result.applied))
+    if here.is_last_stage:
+        found["loss"] = torch.tensor(losses)
+    found["norm"], found["applied"] = torch.tensor(norms), torch.tensor(applied)
+    for name, tensor in policy.hf_tensors():
+        found[f"hf.{name}"] = tensor.clone()
+    return found
