@@ -15,6 +15,7 @@ COMMANDS = {
     "init": ("vime_trainer.commands.init", "random weights for a config.json, as a Hugging Face folder"),
     "sft": ("vime_trainer.commands.sft", "supervised fine-tuning from JSONL files"),
     "rl": ("vime_trainer.commands.rl", "reinforcement learning from a buffer"),
+    "plan": ("vime_trainer.commands.plan", "parameters, memory and arithmetic of a model on N GPUs; nothing is built"),
     "export": ("vime_trainer.commands.export", "a checkpoint as a Hugging Face folder"),
     "logprobs": ("vime_trainer.commands.logprobs", "log-probabilities of given tokens, as JSON lines"),
 }

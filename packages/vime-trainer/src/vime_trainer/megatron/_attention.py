@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from vime_trainer.megatron._layout import Segment, SequenceLayout
+from vime_trainer.megatron._rotary import turn
 
 __all__ = ["PackedAttention", "needs_dense"]
 
@@ -72,6 +73,8 @@ class PackedAttention(MegatronModule):
             raise ValueError("PackedAttention needs a SequenceLayout")
         query, key, value = query.squeeze(1), key.squeeze(1), value.squeeze(1)
         layout = packed_seq_params
+        if layout.turns is not None:
+            query, key = turn(query, layout.turns), turn(key, layout.turns)
         if layout.segments:
             key, value = _gather(key, value, layout)
         if layout.segments and layout.dense:

@@ -9,6 +9,8 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
+from vime_trainer.megatron._rotary import Turns
+
 __all__ = ["Block", "Segment", "SequenceLayout", "layout_of", "zigzag", "zigzag_layout"]
 
 # Right padding is free of error under a causal mask; above this waste, sequences are batched by equal length instead.
@@ -60,6 +62,7 @@ class SequenceLayout(PackedSeqParams):
         dense: whether segments go through dense attention.
         gathered: int64 [all tokens], where each one's key lies in what the context-parallel ranks gather.
         key_rows: int64 [keys], for the varlen kernel: keys of the segments, one segment after the other.
+        turns: rotary positions of this rank's tokens, set by the model; None where Megatron applies them itself.
     """
 
     longest: int = 0
@@ -69,6 +72,7 @@ class SequenceLayout(PackedSeqParams):
     dense: bool = False
     gathered: Tensor | None = None
     key_rows: Tensor | None = None
+    turns: Turns | None = None
 
 
 def layout_of(lengths: Sequence[int], device: torch.device, dense: bool) -> SequenceLayout:

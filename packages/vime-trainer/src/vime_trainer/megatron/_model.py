@@ -5,7 +5,9 @@ from __future__ import annotations
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
+from vime_trainer.fused import switches
 from vime_trainer.megatron._layout import SequenceLayout
+from vime_trainer.megatron._rotary import turns_of
 
 __all__ = ["PackedGPT"]
 
@@ -29,4 +31,7 @@ class PackedGPT(GPTModel):
             hidden = self.embedding(input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0))
         # Megatron would cut the table for context parallelism; it is looked up by position instead.
         rotary = self.rotary_pos_emb(layout.longest, packed_seq=True)[positions]
+        if switches.rope:
+            # The core attention turns queries and keys, once for all layers' sines and cosines.
+            layout.turns, rotary = turns_of(rotary, self.config.params_dtype), None
         return self.decoder(hidden_states=hidden, attention_mask=None, rotary_pos_emb=rotary, packed_seq_params=layout)
