@@ -167,3 +167,16 @@ def test_logits_never_exist_whole():
         logprobs, _ = token_logprobs(hidden, head, torch.zeros(64, dtype=torch.int64), torch.ones(64), chunk=8)
         logprobs.sum().backward()
     assert biggest == 8 * 1000
+
+
+def test_adam_has_its_step_count_where_its_kernel_needs_it():
+    from vime_trainer.optim._megatron import choose_kernel
+
+    param = torch.nn.Parameter(torch.ones(3))
+    adam = torch.optim.AdamW([param], fused=True)
+    param.grad = torch.ones(3)
+    adam.step()
+    choose_kernel(adam)
+    assert adam.param_groups[0]["fused"] is None and adam.state[param]["step"].device.type == "cpu"
+    adam.step()
+    assert adam.state[param]["step"] == 2

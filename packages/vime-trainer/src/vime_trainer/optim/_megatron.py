@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from vime_trainer.fused import switches
 from vime_trainer.optim._settings import OptimizerSettings
 
-__all__ = ["megatron_config", "wrap"]
+__all__ = ["choose_kernel", "megatron_config", "wrap"]
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,22 @@ def megatron_config(settings: OptimizerSettings, dtype: torch.dtype) -> Any:
         use_distributed_optimizer=settings.distributed,
         **_offload(settings),
     )
+
+
+def choose_kernel(inner: torch.optim.Optimizer) -> None:
+    """Lets torch's Adam run as one kernel where its parameters are on a GPU; call it before each step.
+
+    The kernel needs no temporary copies of the state. A state that was just restored may have its step counts elsewhere.
+    """
+    if not isinstance(inner, torch.optim.Adam):
+        return
+    for group in inner.param_groups:
+        fused = switches.adam and all(param.is_cuda for param in group["params"])
+        group["fused"], group["foreach"] = fused or None, None
+        for param in group["params"]:
+            state = inner.state.get(param, {})
+            if torch.is_tensor(state.get("step")):
+                state["step"] = state["step"].to(param.device if fused else "cpu", torch.float32)
 
 
 def _offload(settings: OptimizerSettings) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vime_trainer import megatron
-from vime_trainer.optim._megatron import megatron_config, wrap
+from vime_trainer.optim._megatron import choose_kernel, megatron_config, wrap
 from vime_trainer.optim._schedule import check_span, learning_rate
 from vime_trainer.optim._settings import OptimizerSettings
 from vime_trainer.policy import Transformer
@@ -101,6 +101,8 @@ class Optimizer:
             torch._foreach_mul_(self._grads(), limit / (norm + 1e-6))
         for group in self._inner.param_groups:
             group["lr"] = rate
+        for chained in self._inner.chained_optimizers:
+            choose_kernel(chained.optimizer)
         with torch.no_grad(), megatron.cuda_names():
             self._inner.step_with_ready_grads()
         self.updates += 1
