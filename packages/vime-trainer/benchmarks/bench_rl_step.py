@@ -32,12 +32,18 @@ class NoModel:
     """Log-probs from a single parameter: forward and backward cost next to nothing."""
 
     vocab_size = 32
+    routed_layers = None
+    cost = critic = None
 
     def __init__(self):
         self.weight = torch.zeros(1, requires_grad=True)
 
-    def forward(self, batch, wanted):
-        return TokenOutputs(self.weight.expand(batch.total) - 1.0, torch.ones(batch.total))
+    def run(self, batches, wanted, loss=None):
+        outputs = [TokenOutputs(self.weight.expand(b.total) - 1.0, torch.ones(b.total)) for b in batches]
+        if loss is not None:
+            for i, one in enumerate(outputs):
+                loss(i, one).backward()
+        return outputs
 
     def zero_grad(self):
         self.weight.grad = None

@@ -39,7 +39,13 @@ def scored(engine, start, tokens, routes=None, valid=None, temperature=1.0):
     ids = torch.stack(list(taken), dim=1).numpy()[:-1] if routes is None else routes
     name = f"s{start}{tokens}{temperature}"
     made = sample(name, prompt(start), answer(tokens, logprobs, temperature=temperature))
-    trace = encode(ids, layer_ids=LAYERS, experts=EXPERTS, version=policy_version("run", 0, 0), valid=valid)
+    trace = encode(
+        ids,
+        layer_ids=engine.replay.layer_ids,
+        experts=engine.arch.experts,
+        version=policy_version("run", 0, 0),
+        valid=valid,
+    )
     made.routing.CopyFrom(trace)
     return made
 
@@ -48,10 +54,10 @@ def groups_of(engine, **options):
     random = np.random.default_rng(5)
     made = []
     for g in range(2):
-        start = random.integers(0, 61, 3).tolist()
+        start = random.integers(0, engine.arch.vocab, 3).tolist()
         rollouts = []
         for i in range(3):
-            tokens = random.integers(0, 61, 4 + i).tolist()
+            tokens = random.integers(0, engine.arch.vocab, 4 + i).tolist()
             one = scored(engine, start, tokens, **options)
             rollouts.append(rollout(f"{g}.{i}", float(i == 0), one))
         made.append(group(f"g{g}", *rollouts))

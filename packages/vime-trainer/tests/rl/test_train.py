@@ -6,7 +6,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from make import TinyPolicy, answer, group, index_of, prompt, random_group, rollout, sample, samples_of
-from toy import Outcome
+from toy import Outcome, run_passes
 
 from vime_proto.sample.v1 import sample_pb2
 from vime_trainer.batch import read_columns
@@ -20,6 +20,8 @@ class TinyBackend:
     """A tiny policy whose optimizer step is plain gradient descent; keeps the last gradient."""
 
     vocab_size = 16
+    routed_layers = None
+    cost = critic = None
 
     def __init__(self, seed: int = 0, learning_rate: float = 0.0):
         self.policy = TinyPolicy(seed)
@@ -28,11 +30,11 @@ class TinyBackend:
         self.gradients: list[list[torch.Tensor]] = []
         self.not_finite = False
 
-    def forward(self, batch, wanted):
-        return self.policy.forward(batch, wanted)
+    def run(self, batches, wanted, loss=None):
+        return run_passes(self.policy.forward, batches, wanted, loss)
 
-    def reference_logprobs(self, batch, wanted):
-        return self.reference.forward(batch, wanted).logprobs
+    def run_reference(self, batches, wanted):
+        return run_passes(self.reference.forward, batches, wanted)
 
     def zero_grad(self):
         self.policy.zero_grad()

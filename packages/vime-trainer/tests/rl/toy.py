@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -29,10 +30,25 @@ class Outcome:
     clipped: bool = False
 
 
+def run_passes(forward, batches, wanted, loss=None) -> list:
+    """`Backend.run` over a differentiable forward pass of one micro-batch."""
+    outputs = []
+    for i, (batch, mask) in enumerate(zip(batches, wanted, strict=True)):
+        with torch.set_grad_enabled(loss is not None):
+            found = forward(batch, mask)
+            if loss is not None:
+                loss(i, found).backward()
+        tensors = {name: value for name, value in vars(found).items() if isinstance(value, torch.Tensor)}
+        outputs.append(dataclasses.replace(found, **{name: value.detach() for name, value in tensors.items()}))
+    return outputs
+
+
 class ToyBackend:
     """Trains the toy model with Adam, and remembers which prompts each optimizer step saw."""
 
     vocab_size = VOCAB
+    routed_layers = None
+    cost = critic = None
 
     def __init__(self, settings=None, learning_rate: float = 0.02):
         self.weights = {
@@ -59,15 +75,23 @@ class ToyBackend:
         off = (batch.positions == 0) | ~wanted
         return TokenOutputs(chosen.masked_fill(off, 0.0), entropy.masked_fill(off, 0.0))
 
-    def forward(self, batch: PackedBatch, wanted: torch.Tensor) -> TokenOutputs:
-        if torch.is_grad_enabled():
-            bounds = batch.cu_seqlens.tolist()
-            for low, high in zip(bounds[:-1], bounds[1:], strict=True):
-                self.seen.add(tuple(batch.tokens[low : min(low + 3, high)].tolist()))
-        return self._outputs(self.weights, batch, wanted)
+    def run(self, batches, wanted, loss=None) -> list[TokenOutputs]:
+        if loss is not None:
+            for batch in batches:
+                bounds = batch.cu_seqlens.tolist()
+                for low, high in zip(bounds[:-1], bounds[1:], strict=True):
+                    self.seen.add(tuple(batch.tokens[low : min(low + 3, high)].tolist()))
+        return run_passes(lambda batch, mask: self._outputs(self.weights, batch, mask), batches, wanted, loss)
 
-    def reference_logprobs(self, batch: PackedBatch, wanted: torch.Tensor) -> torch.Tensor:
-        return self._outputs(self.reference, batch, wanted).logprobs
+    def run_reference(self, batches, wanted) -> list[TokenOutputs]:
+        return run_passes(lambda batch, mask: self._outputs(self.reference, batch, mask), batches, wanted)
+
+    def refresh_reference(self, folder: Path) -> None:
+        self.export(folder)
+        self.load_reference(folder)
+
+    def load_reference(self, folder: Path) -> None:
+        self.reference = load_file(folder / "model.safetensors")
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()
@@ -90,7 +114,7 @@ class ToyBackend:
         folder.mkdir(parents=True, exist_ok=True)
         save_file({name: value.detach().clone() for name, value in self.weights.items()}, folder / "model.safetensors")
 
-    def save(self, root: Path, state: RunState, keep: int) -> Path:
+    def save(self, root: Path, state: RunState, keep: int) -> Future[Path]:
         path = path_of(root, state.step)
         moments = {
             f"{name}/{key}": torch.as_tensor(value)
@@ -103,7 +127,9 @@ class ToyBackend:
             content = {"state": dataclasses.asdict(state), "trained": self.trained}
             (made / STATE).write_text(json.dumps(content))
         prune(root, keep)
-        return path
+        done = Future()
+        done.set_result(path)
+        return done
 
     def restore(self, path: Path) -> RunState:
         content, tensors = json.loads((path / STATE).read_text()), load_file(path / "all.safetensors")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from vime_proto.process import exit_with_parent
 from vime_proto.settings import load
+from vime_trainer.profiler import requests_set
+from vime_trainer.ranks import is_rank, rank, rank_command, run_ranks
 from vime_trainer.sft import SftSettings, run_sft
 
 __all__ = ["main"]
@@ -16,5 +19,12 @@ def main(argv: Sequence[str], prog: str) -> int:
     settings = load(SftSettings, argv, prog)
     if settings.exit_with_parent:
         exit_with_parent()
-    print(run_sft(settings))
+    if settings.ranks and not is_rank():
+        settings.parallel.check_world(settings.ranks)
+        return run_ranks(settings.ranks, rank_command("sft", argv), prog)
+    traced = threading.Event()
+    with requests_set(traced):
+        final = run_sft(settings, traced)
+    if rank() == 0:
+        print(final)
     return 0

@@ -49,6 +49,7 @@ class EngineUpdate:
         self._transport = transport
         self._store = store
         self._settings = settings
+        self._first_attempt = attempt == 1
         self._prefix = f"{manifest.update_id}/{engine_id}/{attempt}"
 
     async def prepare(self) -> None:
@@ -59,7 +60,7 @@ class EngineUpdate:
         """
         settings, update_id = self._settings, self._manifest.update_id
         await self._end_left_behind()
-        init = pb.InitTransportRequest(request_id=f"{self._transport.transport_id}/init", config=self._transport)
+        init = pb.InitTransportRequest(request_id=f"{self._prefix}/init", config=self._transport)
         await self._call(self._stub.InitTransport, init)
         begin = pb.BeginUpdateRequest(
             request_id=f"{self._prefix}/begin",
@@ -87,9 +88,13 @@ class EngineUpdate:
                     await self._call(self._stub.LoadChunks, load)
 
     async def _end_left_behind(self) -> None:
-        """A trainer that was killed in an update left it open; nobody else sends weights of its run."""
+        """A trainer that was killed in an update left it open; nobody else sends weights of its run.
+
+        The very same update goes on where it is: its calls have the same request ids.
+        """
         status = (await self._call(self._stub.GetStatus, pb.GetStatusRequest(), timeout=_CLEANING_TIMEOUT)).status
-        if status.update_id.startswith(f"{self._manifest.version.run_id}-"):
+        same = status.update_id == self._manifest.update_id and self._first_attempt
+        if status.update_id.startswith(f"{self._manifest.version.run_id}-") and not same:
             abort = pb.AbortUpdateRequest(
                 request_id=f"{self._prefix}/left-behind",
                 update_id=status.update_id,
@@ -116,6 +121,10 @@ class EngineUpdate:
             # The answer may be lost although the commit happened: the version tells.
             if not await self._has_version():
                 raise
+        else:
+            # An engine answers a repeated request without doing anything, whatever it runs by now.
+            if not await self._has_version():
+                raise RuntimeError("it does not have the version, although it committed the update")
 
     async def abort(self, reason: str) -> None:
         """Gives the update up and lets the engine generate again, as far as it can be reached. Never raises."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import grpc
 import torch
 
 from vime_proto.channel import open_channel
+from vime_proto.checksum import checksum
 from vime_proto.common.v1 import common_pb2 as common
 from vime_proto.errors import describe
 from vime_proto.rollout.v1 import rollout_pb2_grpc
@@ -69,18 +70,28 @@ class Publisher:
         run_id: the run; update ids begin with it.
         fleet: where engines are found.
         settings: the table [weights].
+        open_channel: makes a channel to an engine's address.
 
     Attributes:
+        salt: enters every update id, as do the version and the bytes: an update that is sent again, by this or by another
+            coordinator of the same lineage, has the ids of the first, and no other update has.
         endpoint: host:port of this trainer's WeightService, for engines that come late; set once it is bound.
         latest: manifest of the newest version that enough engines have; None before the first.
     """
 
-    def __init__(self, run_id: str, fleet: Fleet, settings: WeightsSettings):
+    def __init__(
+        self,
+        run_id: str,
+        fleet: Fleet,
+        settings: WeightsSettings,
+        open_channel: Callable[[str], grpc.aio.Channel] = open_channel,
+    ):
         self._run_id = run_id
         self._fleet = fleet
         self._settings = settings
         self.endpoint = ""
-        self._incarnation = uuid.uuid4().hex[:8]
+        self.salt = uuid.uuid4().hex[:8]
+        self._open_channel = open_channel
         self._channels: dict[str, grpc.aio.Channel] = {}
         self.retention = Retention()
         self.store: ChunkStore = _make_store(run_id, settings)
@@ -94,8 +105,11 @@ class Publisher:
     ) -> tuple[pb.WeightManifest, float]:
         """Writes the chunks of a version; returns the manifest and the seconds it took. See `_spool.spool` for errors."""
         start = time.monotonic()
-        update_id = f"{self._run_id}-{version.lineage}-{version.number}-{uuid.uuid4().hex[:8]}"
-        manifest = spool(update_id, version, tensors, self._settings.chunk_bytes, self.store)
+        name = f"{self._run_id}-{version.lineage}-{version.number}"
+        manifest = spool(f"{name}-new", version, tensors, self._settings.chunk_bytes, self.store)
+        update_id = f"{name}-{self._digest(manifest)}"
+        self.store.rename(manifest.update_id, update_id)
+        manifest.update_id = update_id
         self.retention.add(update_id)
         return manifest, time.monotonic() - start
 
@@ -245,18 +259,25 @@ class Publisher:
             self.latest = late
             self._changed.notify_all()
 
+    def _digest(self, manifest: pb.WeightManifest) -> str:
+        parts = [self.salt.encode(), manifest.model_digest.encode()]
+        parts += [chunk.checksum.value for source in manifest.sources for chunk in source.chunks]
+        return checksum(b"".join(parts)).value.hex()
+
     def _collect(self) -> None:
         for update_id in self.retention.take_removable():
             self.store.remove(update_id)
 
     def _stub(self, address: str) -> rollout_pb2_grpc.EngineControlServiceStub:
         if address not in self._channels:
-            self._channels[address] = open_channel(address)
+            self._channels[address] = self._open_channel(address)
         return rollout_pb2_grpc.EngineControlServiceStub(self._channels[address])
 
     def _make_transport(self) -> pb.TransportConfig:
         kind = self._settings.transport
-        config = pb.TransportConfig(transport_id=f"{self._run_id}-{kind}-{self._incarnation}")
+        place = "" if kind == "stream" else str(store_root(self._run_id, self._settings))
+        # Equal configurations have equal ids, since an engine refuses an id that it knows with another configuration.
+        config = pb.TransportConfig(transport_id=f"{self._run_id}-{kind}-{checksum(place.encode()).value.hex()}")
         if kind == "stream":
             config.stream.SetInParent()
         elif kind == "shm":

@@ -22,6 +22,9 @@ class ChunkStore(Protocol):
             KeyError: the update was removed.
         """
 
+    def rename(self, update_id: str, new_id: str) -> None:
+        """Gives an update another id; what had that one before is replaced."""
+
     def remove(self, update_id: str) -> None:
         """Frees an update's chunks; nothing to do when they are gone."""
 
@@ -41,6 +44,9 @@ class MemoryStore:
     def read(self, update_id: str, source_id: str, index: int, part_bytes: int) -> Iterator[tuple[int, bytes]]:
         data = self._chunks[update_id][(source_id, index)]
         return ((at, data[at : at + part_bytes]) for at in range(0, len(data), part_bytes))
+
+    def rename(self, update_id: str, new_id: str) -> None:
+        self._chunks[new_id] = self._chunks.pop(update_id)
 
     def remove(self, update_id: str) -> None:
         self._chunks.pop(update_id, None)
@@ -83,6 +89,11 @@ class DirectoryStore:
             while data := file.read(part_bytes):
                 yield at, data
                 at += len(data)
+
+    def rename(self, update_id: str, new_id: str) -> None:
+        self.remove(new_id)
+        (self._root / update_id).rename(self._root / new_id)
+        self._written = self._written - {update_id} | {new_id}
 
     def remove(self, update_id: str) -> None:
         self._written.discard(update_id)

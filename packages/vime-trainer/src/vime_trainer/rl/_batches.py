@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from vime_proto.buffer.v1 import buffer_pb2
 from vime_proto.errors import ContractError
 from vime_proto.sample.v1 import sample_pb2
 from vime_trainer.batch import BatchIndex, index_group
@@ -26,15 +27,38 @@ class LeasedBatch:
         lease_id: names the loan.
         index: what it holds.
         group_size: rollouts that a group was meant to have.
+        message: the lease as the buffer answered it, from which other ranks derive the index.
     """
 
     lease_id: str
     index: BatchIndex
     group_size: int
+    message: buffer_pb2.LeaseBatchResponse
+
+    @classmethod
+    def from_message(cls, message: buffer_pb2.LeaseBatchResponse, group_size: int) -> LeasedBatch:
+        """The batch that a buffer lent."""
+        index = BatchIndex.from_groups(message.groups, message.batch_id, message.ordinal)
+        return cls(message.lease_id, index, group_size, message)
 
 
-class BatchSource(Protocol):
-    """Hands out batches; each is acked once it is contained in the weights. Called from the training thread."""
+class SampleSource(Protocol):
+    """Delivers the content of batches; every rank has one. Called from the training thread."""
+
+    def fetch(
+        self, leased: LeasedBatch, samples: Sequence[int] | None = None, layers: tuple[int, ...] | None = None
+    ) -> Mapping[str, sample_pb2.Sample]:
+        """Samples by id; those that could not be had are missing.
+
+        Args:
+            leased: the batch.
+            samples: positions of those wanted; None for all.
+            layers: numbers of the layers whose routes are wanted; None for all.
+        """
+
+
+class BatchSource(SampleSource, Protocol):
+    """Hands out batches; each is acked once it is contained in the weights. Only the leader has one."""
 
     def lease(self) -> LeasedBatch | None:
         """Waits a while for the next batch; None when there will never be more.
@@ -42,9 +66,6 @@ class BatchSource(Protocol):
         Raises:
             NotYet: nothing within the wait.
         """
-
-    def fetch(self, leased: LeasedBatch) -> Mapping[str, sample_pb2.Sample]:
-        """Its samples, by id; those that could not be had are missing."""
 
     def ack(self, leased: LeasedBatch) -> int:
         """The batch is contained in the weights; acked batches so far."""
@@ -135,28 +156,34 @@ class FolderSource:
     """
 
     def __init__(self, folder: Path, skip: int = 0):
+        self._folder = folder
         self._paths = sorted(folder.glob(f"*/{_GROUPS}"))
         if not self._paths:
             raise FileNotFoundError(f"import_batches: no */{_GROUPS} in {folder}")
         self._next = skip
-        self._groups: Sequence[sample_pb2.Group] = ()
+        self._read: tuple[str, Sequence[sample_pb2.Group]] = ("", ())
 
     def lease(self) -> LeasedBatch | None:
         if self._next >= len(self._paths):
             return None
         path = self._paths[self._next]
-        self._groups = list(read_groups(path))
+        groups = self._groups_of(path.parent.name)
+        message = buffer_pb2.LeaseBatchResponse(
+            lease_id=path.parent.name, batch_id=path.parent.name, ordinal=self._next
+        )
         try:
-            index = BatchIndex.from_groups(
-                [index_group(group) for group in self._groups], batch_id=path.parent.name, ordinal=self._next
-            )
+            message.groups.extend(index_group(group) for group in groups)
+            return LeasedBatch.from_message(message, max((len(group.rollouts) for group in groups), default=0))
         except ContractError as error:
             raise ContractError("import_batches", f"{path}: {error}") from error
-        size = max((len(group.rollouts) for group in self._groups), default=0)
-        return LeasedBatch(path.parent.name, index, size)
 
-    def fetch(self, leased: LeasedBatch) -> Mapping[str, sample_pb2.Sample]:
-        return {s.sample_id: s for group in self._groups for rollout in group.rollouts for s in rollout.samples}
+    def fetch(
+        self, leased: LeasedBatch, samples: Sequence[int] | None = None, layers: tuple[int, ...] | None = None
+    ) -> Mapping[str, sample_pb2.Sample]:
+        groups = self._groups_of(leased.index.batch_id)
+        found = {s.sample_id: s for group in groups for rollout in group.rollouts for s in rollout.samples}
+        names = leased.index.sample_ids
+        return {names[at]: found[names[at]] for at in (range(len(names)) if samples is None else samples)}
 
     def ack(self, leased: LeasedBatch) -> int:
         self._next += 1
@@ -167,3 +194,8 @@ class FolderSource:
             return
         named = "; ".join(f"sample {name!r}: {reason}" for name, reason in refused.items())
         raise ContractError("import_batches", f"batch {leased.lease_id}: {named}")
+
+    def _groups_of(self, batch_id: str) -> Sequence[sample_pb2.Group]:
+        if self._read[0] != batch_id:
+            self._read = (batch_id, list(read_groups(self._folder / batch_id / _GROUPS)))
+        return self._read[1]

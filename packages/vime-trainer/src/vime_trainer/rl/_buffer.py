@@ -14,7 +14,6 @@ from vime_proto.channel import call
 from vime_proto.common.v1 import common_pb2 as common
 from vime_proto.errors import describe
 from vime_proto.sample.v1 import sample_pb2
-from vime_trainer.batch import BatchIndex
 
 from ._batches import LeasedBatch, NotYet
 from ._io import IoThread
@@ -121,12 +120,15 @@ class BufferClient:
         if answer.outcome != pb.LEASE_OUTCOME_GRANTED:
             raise NotYet
         self._renewal = self._io.spawn(self._renew(answer.lease_id, answer.ttl_seconds))
-        index = BatchIndex.from_groups(answer.groups, answer.batch_id, answer.ordinal)
-        return LeasedBatch(answer.lease_id, index, self._settings.batch.group_size)
+        return LeasedBatch.from_message(answer, self._settings.batch.group_size)
 
-    def fetch(self, leased: LeasedBatch) -> Mapping[str, sample_pb2.Sample]:
-        """See `BatchSource.fetch`."""
-        return self._io.run(self._fetch(leased.index.sample_ids))
+    def fetch(
+        self, leased: LeasedBatch, samples: Sequence[int] | None = None, layers: tuple[int, ...] | None = None
+    ) -> Mapping[str, sample_pb2.Sample]:
+        """See `SampleSource.fetch`."""
+        names = leased.index.sample_ids
+        chosen = names if samples is None else [names[sample] for sample in samples]
+        return self._io.run(self._fetch(chosen, layers))
 
     def ack(self, leased: LeasedBatch) -> int:
         """See `BatchSource.ack`.
@@ -179,7 +181,7 @@ class BufferClient:
                 return
             ttl_seconds = answer.ttl_seconds or ttl_seconds
 
-    async def _fetch(self, sample_ids: Sequence[str]) -> dict[str, sample_pb2.Sample]:
+    async def _fetch(self, sample_ids: Sequence[str], layers: tuple[int, ...] | None) -> dict[str, sample_pb2.Sample]:
         size = self._settings.batch.fetch_samples
         parts = [sample_ids[at : at + size] for at in range(0, len(sample_ids), size)]
         samples: dict[str, sample_pb2.Sample] = {}
@@ -188,12 +190,14 @@ class BufferClient:
 
         async def one(part: Sequence[str]) -> None:
             async with limit:
-                samples.update(await self._fetch_part(part))
+                samples.update(await self._fetch_part(part, layers))
 
         await asyncio.gather(*(one(part) for part in parts))
         return samples
 
-    async def _fetch_part(self, sample_ids: Sequence[str]) -> dict[str, sample_pb2.Sample]:
+    async def _fetch_part(
+        self, sample_ids: Sequence[str], layers: tuple[int, ...] | None
+    ) -> dict[str, sample_pb2.Sample]:
         fields = [pb.SAMPLE_FIELD_TOKENS, pb.SAMPLE_FIELD_GENERATION, pb.SAMPLE_FIELD_STREAMS]
         if self._settings.r3 == "replay":
             fields.append(pb.SAMPLE_FIELD_ROUTING)
@@ -202,6 +206,8 @@ class BufferClient:
             samples=[pb.SampleSelection(sample_id=name) for name in sample_ids],
             fields=fields,
         )
+        if layers:
+            request.routing_layers.start, request.routing_layers.stop = min(layers), max(layers) + 1
 
         async def read(request, timeout=None, metadata=None) -> dict[str, sample_pb2.Sample]:
             found = {}

@@ -11,13 +11,20 @@ import torch
 from vime_trainer.batch import BatchIndex, Columns, MicroBatch
 from vime_trainer.metrics import mean, mean_and_std, spread
 
+from ._team import Team
+
 DIFFERENCE = "train_rollout_logprob_abs_diff"
 
 
 class TokenFigures:
-    """Collects values of trainable tokens; means are over tokens, not over micro-batches."""
+    """Collects values of trainable tokens; means are over tokens, not over micro-batches.
 
-    def __init__(self) -> None:
+    Args:
+        prefix: of the metrics' names.
+    """
+
+    def __init__(self, prefix: str = "policy") -> None:
+        self._prefix = prefix
         self._values: dict[str, list[np.ndarray]] = defaultdict(list)
 
     def add(self, values: Mapping[str, torch.Tensor], mask: torch.Tensor) -> None:
@@ -25,15 +32,25 @@ class TokenFigures:
         for name, tensor in values.items():
             self._values[name].append(tensor[mask].float().cpu().numpy())
 
-    def figures(self) -> dict[str, float]:
-        """Means under "policy/<name>", with minimum and maximum of the ratio."""
-        result: dict[str, float] = {}
-        for name, parts in self._values.items():
-            values = np.concatenate(parts)
-            result |= mean(f"policy/{name}", values)
-            if name == "ratio" and values.size:
-                result |= {"policy/ratio_min": float(values.min()), "policy/ratio_max": float(values.max())}
-        return result
+    def figures(self, team: Team) -> dict[str, float]:
+        """Means over all data ranks under "<prefix>/<name>", with minimum and maximum of the ratio."""
+        names = sorted(self._values)
+        own = np.array([_extent(np.concatenate(self._values[name])) for name in names]).reshape(len(names), 4)
+        ranks = np.stack([part.reshape(-1, 4) for part in team.gather(own.ravel())])
+        totals, counts = ranks[..., 0].sum(0), ranks[..., 1].sum(0)
+        prefix = self._prefix
+        result = {f"{prefix}/{name}": total / n for name, total, n in zip(names, totals, counts, strict=True) if n}
+        if f"{prefix}/ratio" in result:
+            at = names.index("ratio")
+            result |= {f"{prefix}/ratio_min": ranks[:, at, 2].min(), f"{prefix}/ratio_max": ranks[:, at, 3].max()}
+        return {name: float(value) for name, value in result.items()}
+
+
+def _extent(values: np.ndarray) -> list[float]:
+    """Sum, number, minimum and maximum."""
+    if not values.size:
+        return [0.0, 0.0, np.inf, -np.inf]
+    return [float(values.sum(dtype=np.float64)), float(values.size), float(values.min()), float(values.max())]
 
 
 class LogprobDifference:
@@ -41,20 +58,19 @@ class LogprobDifference:
 
     def __init__(self, columns: Columns):
         self._engine = columns.engine_logprobs
-        self._values: list[np.ndarray] = []
         self._signed: list[np.ndarray] = []
-        self._sequence_max = 0.0
+        self._sequence_max = -np.inf
 
     def add(self, micro: MicroBatch, logprobs: torch.Tensor) -> None:
         """Adds the tokens of a micro-batch; `logprobs` float32 [T]."""
         signed, mask = self.difference(micro, logprobs)
-        self._values.append(np.abs(signed[mask]))
+        if not mask.any():
+            return
         self._signed.append(signed[mask])
         sequence = np.repeat(np.arange(len(micro.samples)), np.diff(micro.batch.cu_seqlens.numpy()))
         counts = np.bincount(sequence[mask], minlength=len(micro.samples))
         sums = np.bincount(sequence[mask], weights=np.abs(signed[mask]), minlength=len(micro.samples))
-        if counts.any():
-            self._sequence_max = max(self._sequence_max, float((sums / np.maximum(counts, 1)).max()))
+        self._sequence_max = max(self._sequence_max, float((sums / np.maximum(counts, 1)).max()))
 
     def difference(self, micro: MicroBatch, logprobs: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
         """float64 [T] trainer - engine, and bool [T], which of them count."""
@@ -62,18 +78,22 @@ class LogprobDifference:
         live = logprobs.detach().float().cpu().numpy().astype(np.float64)
         return live - self._engine[micro.rows], mask
 
-    def mean_of(self, micro: MicroBatch, logprobs: torch.Tensor) -> float | None:
-        """Mean over the tokens of one micro-batch; None when none counts."""
+    def mean_of(self, micro: MicroBatch, logprobs: torch.Tensor, team: Team) -> float | None:
+        """Mean over the tokens of one micro-batch of each data rank; None when none counts."""
         signed, mask = self.difference(micro, logprobs)
-        return float(np.abs(signed[mask]).mean()) if mask.any() else None
+        values = np.concatenate(team.gather(np.abs(signed[mask])))
+        return float(values.mean()) if values.size else None
 
-    def figures(self) -> dict[str, float]:
-        """The spread, the worst sequence's mean, and the KL estimate rho - log rho - 1 with rho = trainer / engine."""
-        values = np.concatenate(self._values) if self._values else np.zeros(0)
-        figures = spread(DIFFERENCE, values)
-        if values.size:
-            signed = np.clip(np.concatenate(self._signed), -20.0, 20.0)
-            figures[f"{DIFFERENCE}/sequence_max"] = self._sequence_max
+    def figures(self, team: Team) -> dict[str, float]:
+        """Over all data ranks: the spread, the worst sequence's mean, and the KL estimate rho - log rho - 1 with
+        rho = trainer / engine."""
+        own = np.concatenate([np.array([self._sequence_max]), *self._signed])
+        ranks = team.gather(own)
+        signed = np.concatenate([part[1:] for part in ranks])
+        figures = spread(DIFFERENCE, np.abs(signed))
+        if signed.size:
+            signed = np.clip(signed, -20.0, 20.0)
+            figures[f"{DIFFERENCE}/sequence_max"] = float(max(part[0] for part in ranks))
             figures["train_rollout_kl"] = float(np.mean(np.exp(signed) - signed - 1.0))
         return figures
 

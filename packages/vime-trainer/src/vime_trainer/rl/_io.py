@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
+
+_IDLE_SECONDS = 1.0
 
 
 class Interrupted(Exception):
@@ -20,10 +23,14 @@ class IoThread:
 
     Args:
         interrupt: once set, waiting calls end with Interrupted.
+
+    Attributes:
+        idle: called every second or so while the training thread waits; may raise to end that.
     """
 
     def __init__(self, interrupt: threading.Event | None = None):
         self.interrupt = interrupt or threading.Event()
+        self.idle: Callable[[], None] = lambda: None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="io", daemon=True)
         self._thread.start()
@@ -35,15 +42,22 @@ class IoThread:
             Interrupted: the process should end; the coroutine is cancelled.
         """
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        idle = time.monotonic() + _IDLE_SECONDS
         while True:
             try:
                 return future.result(timeout=0.1)
             except concurrent.futures.TimeoutError:
                 if future.done():
                     return future.result()
-            if self.interrupt.is_set():
+            try:
+                if self.interrupt.is_set():
+                    raise Interrupted
+                if time.monotonic() >= idle:
+                    self.idle()
+                    idle = time.monotonic() + _IDLE_SECONDS
+            except BaseException:
                 future.cancel()
-                raise Interrupted
+                raise
 
     def finish(self, work: Coroutine[Any, Any, Result], timeout: float) -> Result:
         """As `run`, for cleaning up: it does not heed the interrupt but ends after `timeout` seconds.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import uuid
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from vime_proto.common.v1 import common_pb2 as common
@@ -19,11 +20,13 @@ class LineageRecord:
     Attributes:
         ordinal: counted from 0.
         parent, forked_at: lineage and batch that it was restored from; None for the first.
+        salt: tells it from lineages of the same number in runs that had the same name.
     """
 
     ordinal: int
     parent: int | None = None
     forked_at: int | None = None
+    salt: str = field(default="", compare=False)
 
     def message(self) -> common.Lineage:
         """As the contract has it."""
@@ -56,12 +59,13 @@ def open_lineage(output: Path, run_id: str, restored: tuple[int, int] | None) ->
         restored: lineage and batch of the checkpoint that was restored; None starts from the model as it was given.
     """
     known = read_lineages(output, run_id)
+    salt = uuid.uuid4().hex[:8]
     if not known and restored is None:
-        record = LineageRecord(0)
+        record = LineageRecord(0, salt=salt)
     else:
         parent, forked_at = restored if restored is not None else (known[0].ordinal, 0)
         ordinal = max([parent, *(one.ordinal for one in known)]) + 1
-        record = LineageRecord(ordinal, parent, forked_at)
+        record = LineageRecord(ordinal, parent, forked_at, salt)
     output.mkdir(parents=True, exist_ok=True)
     content = {"run_id": run_id, "lineages": [asdict(one) for one in [*known, record]]}
     write_text(output / _FILE, json.dumps(content, indent=1) + "\n")

@@ -5,27 +5,29 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from vime_proto.common.v1 import common_pb2 as common
 from vime_proto.errors import ContractError
 from vime_proto.trainer.v1 import trainer_pb2 as trainer
 from vime_proto.version import policy_version
-from vime_trainer.batch import RefusedSamplesError, read_columns
+from vime_trainer.batch import RefusedSamplesError
 from vime_trainer.checkpoint import RunState, list_steps, path_of
 from vime_trainer.metrics import Writer, finite, peak_rss_bytes
+from vime_trainer.profiler import Profiler
 from vime_trainer.service import RunStatus
 
-from ._backend import Backend
-from ._batches import BatchSource, LeasedBatch, NotYet, write_batch
+from ._batches import BatchSource, LeasedBatch, NotYet
 from ._buffer import BufferClient
 from ._evaluate import Evaluations
 from ._figures import batch_figures
-from ._io import Interrupted, IoThread
+from ._follow import Leader
+from ._io import IoThread
 from ._lineage import LineageRecord
+from ._reference import ReferenceRefresh
 from ._settings import RlSettings
-from ._train import BatchTrainer
 from ._updates import Updates
 
 log = logging.getLogger(__name__)
@@ -34,11 +36,11 @@ _WAITED_FOR = ("wait", "evaluate")
 
 
 class Loop:
-    """One trainer process's part of a run. Everything here happens on the training thread.
+    """What the first rank does, which alone talks to the other stages. Everything here happens on the training thread.
 
     Args:
         settings: of the run.
-        backend: the model, restored where that is wanted.
+        backend: the model on all ranks, restored where that is wanted.
         source: where batches come from.
         status: what the servers show.
         writers: where figures go.
@@ -47,12 +49,14 @@ class Loop:
         trained: batches contained in the weights.
         updates: brings weights to engines; None without any.
         buffer: told of versions and checkpoints; None without one.
+        reference: which weights the reference has.
+        profiler: which steps are traced.
     """
 
     def __init__(
         self,
         settings: RlSettings,
-        backend: Backend,
+        backend: Leader,
         source: BatchSource,
         status: RunStatus,
         writers: list[Writer],
@@ -61,6 +65,8 @@ class Loop:
         trained: int,
         updates: Updates | None = None,
         buffer: BufferClient | None = None,
+        reference: ReferenceRefresh | None = None,
+        profiler: Profiler | None = None,
     ):
         self._settings = settings
         self._backend = backend
@@ -72,9 +78,11 @@ class Loop:
         self.trained = trained
         self._updates = updates
         self._buffer = buffer
-        self._trainer = BatchTrainer(backend, settings, self._pause_point)
         self._evaluations = Evaluations(settings.evaluations, buffer, io, self._report) if buffer else None
+        self._reference = reference or ReferenceRefresh(settings.output / "reference", settings.algorithm.kl)
+        self._profiler = profiler or Profiler(settings.profiler, settings.output, 0)
         self._published: int | None = None
+        self._saving: tuple[int, Future[Path]] | None = None
         self._saved = trained if trained in list_steps(self.checkpoints) else None
         self._refused = 0
         self._seconds: dict[str, float] = {}
@@ -103,6 +111,7 @@ class Loop:
             self._evaluations.collect(everything=True)
         if self._saved != self.trained:
             self._save()
+        self._finish_checkpoint(wait=True)
         self._answer_checkpoint_requests()
         return reason
 
@@ -149,13 +158,7 @@ class Loop:
         index = leased.index
         figures = batch_figures(index, self.trained)
         try:
-            with self._phase("fetch"):
-                samples = self._source.fetch(leased)
-            if self._settings.export_batches is not None:
-                write_batch(self._settings.export_batches, index, samples)
-            with self._phase("decode"):
-                columns = read_columns(index, samples, self._backend.vocab_size)
-            result = self._trainer.train(index, columns, leased.group_size, self._measures())
+            result = self._backend.train(leased, self._measures(), self._profiler.wants(self.trained + 1))
         except RefusedSamplesError as error:
             self._refuse(leased, error)
             return
@@ -173,6 +176,9 @@ class Loop:
             self._status.set(step=self.trained)
             if self._updates is not None and self._published == step:
                 self._buffer.publish_version(self._version(step))
+            if self._reference.due(self.trained):
+                self._refresh_reference()
+            self._finish_checkpoint(wait=False)
             if self._checkpoint_due():
                 self._save()
             self._answer_checkpoint_requests()
@@ -203,7 +209,9 @@ class Loop:
     def _update_engines(self, number: int) -> dict[str, float]:
         self._status.set(trainer.TRAINER_STATE_PUBLISHING)
         with self._phase("publish"):
-            figures = self._updates.send(self._version(number), self._backend.hf_tensors())
+            # Closed at once when the update fails, so that no other rank waits for it.
+            with closing(self._backend.hf_tensors()) as tensors:
+                figures = self._updates.send(self._version(number), tensors)
         self._published = number
         self._status.set(version=self._version(number))
         return figures
@@ -230,27 +238,53 @@ class Loop:
         interval = self._settings.checkpoint.interval
         return bool(interval) and self.trained % interval == 0
 
-    def _save(self) -> Path:
+    def _refresh_reference(self) -> None:
+        with self._phase("reference_refresh"):
+            self._backend.refresh_reference(self._reference.folder(self.trained))
+        self._reference.batches = self.trained
+
+    def _save(self) -> None:
+        """Starts a checkpoint; it is finished, unless it is written beside training."""
+        self._finish_checkpoint(wait=True)
         self._status.set(trainer.TRAINER_STATE_SAVING)
         with self._phase("checkpoint"):
             version = self._version(self.trained)
             state = RunState(
                 step=self.trained,
                 version={"run_id": version.run_id, "lineage": version.lineage, "number": version.number},
-                cursor={"batch": self.trained},
+                cursor={"batch": self.trained, "reference": self._reference.batches},
                 run=shared_settings(self._settings),
             )
-            path = self._backend.save(self.checkpoints, state, self._settings.checkpoint.keep)
-            if self._buffer is not None:
-                self._buffer.report_checkpoint(self.trained, list_steps(self.checkpoints)[0])
+            self._saving = (
+                self.trained,
+                self._backend.save(self.checkpoints, state, self._settings.checkpoint.keep),
+            )
         self._saved = self.trained
-        self._status.set(checkpoint=self.trained)
-        return path
+        self._finish_checkpoint(wait=False)
+
+    def _finish_checkpoint(self, wait: bool) -> None:
+        """Tells everybody of a checkpoint once it is there.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        if self._saving is None or not (wait or self._saving[1].done()):
+            return
+        (step, future), self._saving = self._saving, None
+        with self._phase("checkpoint"):
+            future.result()
+            kept = list_steps(self.checkpoints)
+            self._reference.saved(step, kept)
+            if self._buffer is not None:
+                self._buffer.report_checkpoint(step, kept[0])
+        self._status.set(checkpoint=step)
 
     def _answer_checkpoint_requests(self) -> None:
         for request in self._status.take_checkpoint_requests():
-            path = path_of(self.checkpoints, self.trained) if self._saved == self.trained else self._save()
-            request.done.set_result((path, self.trained))
+            if self._saved != self.trained:
+                self._save()
+            self._finish_checkpoint(wait=True)
+            request.done.set_result((path_of(self.checkpoints, self.trained), self.trained))
 
     # Figures -----------------------------------------------------------------------------------------------------
 
@@ -285,10 +319,6 @@ class Loop:
             yield
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - start
-
-    def _pause_point(self) -> None:
-        if self._io.interrupt.is_set():
-            raise Interrupted
 
 
 def shared_settings(settings: RlSettings) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import grpc
 
@@ -14,7 +15,13 @@ from vime_proto.errors import ContractError
 log = logging.getLogger(__name__)
 
 
-async def check_peer(role: str, address: str, run_id: str, wait_seconds: float) -> None:
+async def check_peer(
+    role: str,
+    address: str,
+    run_id: str,
+    wait_seconds: float,
+    open_channel: Callable[[str], grpc.aio.Channel] = open_channel,
+) -> None:
     """Asks a stage what it is.
 
     Args:
@@ -22,6 +29,7 @@ async def check_peer(role: str, address: str, run_id: str, wait_seconds: float) 
         address: host:port.
         run_id: the run; a stage that serves another one is refused.
         wait_seconds: for which a stage that is not up yet is tried.
+        open_channel: makes a channel to an address.
 
     Raises:
         ContractError: no contract version in common, or another run.

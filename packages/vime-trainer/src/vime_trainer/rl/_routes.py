@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 import numpy as np
 
 from vime_proto.errors import ContractError
 from vime_trainer.batch import Columns, MicroBatch, RefusedSamplesError
 from vime_trainer.packed import ReplayRows
 
+from ._team import Team
+
 _COUNTS = ("rows", "holes", "rows_replayed", "inexact", "rows_flipped")
 
 
 class Routes:
-    """Decodes the traces of one batch and counts what is replayed.
+    """Decodes the traces of a rank's samples and counts what is replayed.
 
     Args:
-        columns: the batch; every sample must bring a trace.
+        columns: the batch.
         sample_ids: names, for errors.
+        owned: positions of this rank's samples; each of them must bring a trace.
+        layers: numbers of the layers to replay here; None for all of a trace.
 
     Raises:
         RefusedSamplesError: samples without a trace, or whose trace breaks its contract.
     """
 
-    def __init__(self, columns: Columns, sample_ids: tuple[str, ...]):
-        from vime_r3.trace import decode
-
+    def __init__(self, columns: Columns, sample_ids: tuple[str, ...], owned: Sequence[int], layers=None):
         self._columns = columns
-        self._decoded = []
+        self._decoded = {}
         refused: dict[str, str] = {}
-        for name, trace, length in zip(sample_ids, columns.routing, columns.lengths.tolist(), strict=True):
+        for sample in owned:
+            name, trace, length = sample_ids[sample], columns.routing[sample], int(columns.lengths[sample])
             if trace is None:
                 refused[name] = 'no routing trace, which r3 = "replay" needs; does the engine capture routes?'
                 continue
             try:
-                self._decoded.append(decode(trace, rows=length - 1))
+                self._decoded[sample] = _decode(trace, length - 1, layers)
             except ContractError as error:
                 refused[name] = f"routing: {error}"
         if refused:
@@ -74,9 +80,23 @@ class Routes:
         if flipped is not None:
             self.counts["rows_flipped"] += int(flipped.sum())
 
-    def figures(self) -> dict[str, float]:
-        """Counts as metrics."""
-        figures = {f"r3/{name}": float(value) for name, value in self.counts.items()}
-        if self.counts["rows_replayed"]:
-            figures["r3/flip_share"] = self.counts["rows_flipped"] / self.counts["rows_replayed"]
+    def figures(self, team: Team) -> dict[str, float]:
+        """Counts of all data ranks as metrics."""
+        figures = {f"r3/{name}": team.total(value) for name, value in self.counts.items()}
+        if figures["r3/rows_replayed"]:
+            figures["r3/flip_share"] = figures["r3/rows_flipped"] / figures["r3/rows_replayed"]
         return figures
+
+
+def _decode(trace, rows: int, layers: Sequence[int] | None):
+    """Routes of some layers; a trace may bring more, as those of pipeline chunks between them."""
+    from vime_r3.trace import decode
+
+    routes = decode(trace, rows=rows)
+    if layers is None or tuple(layers) == routes.layer_ids:
+        return routes
+    missing = sorted(set(layers) - set(routes.layer_ids))
+    if missing:
+        raise ContractError("header.layer_ids", f"no routes of layer {missing[0]}; there are {list(routes.layer_ids)}")
+    places = [routes.layer_ids.index(layer) for layer in layers]
+    return dataclasses.replace(routes, ids=routes.ids[:, places], layer_ids=tuple(layers))

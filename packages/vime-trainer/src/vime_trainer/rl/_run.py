@@ -13,24 +13,30 @@ from pathlib import Path
 
 import grpc
 
-from vime_proto.channel import open_channel
 from vime_proto.errors import ContractError
 from vime_proto.process import write_address_file
 from vime_proto.trainer.v1 import trainer_pb2 as trainer
+from vime_trainer import megatron
 from vime_trainer.checkpoint import CheckpointError, RunState, start_point
 from vime_trainer.files import write_text
 from vime_trainer.metrics import PrometheusWriter, Writer, open_writers
+from vime_trainer.profiler import Profiler
 from vime_trainer.publish import Fleet, Publisher
+from vime_trainer.ranks import world_size
 from vime_trainer.service import RunStatus, reachable_address, serve_trainer
 
 from ._backend import Backend
-from ._batches import FolderSource
+from ._batches import FolderSource, SampleSource
 from ._buffer import BufferClient
+from ._follow import Leader, follow
 from ._io import Interrupted, IoThread
 from ._lineage import LineageRecord, open_lineage
 from ._loop import Loop, shared_settings
 from ._peers import check_peer
+from ._reference import ReferenceRefresh
 from ._settings import RlSettings
+from ._step import BatchStep
+from ._team import Team
 from ._updates import Updates
 
 log = logging.getLogger(__name__)
@@ -39,44 +45,81 @@ _CLEAN_UP_SECONDS = 5.0
 
 
 def train(
-    settings: RlSettings, backend: Callable[[RlSettings], Backend], interrupt: threading.Event | None = None
+    settings: RlSettings,
+    backend: Callable[[RlSettings], Backend],
+    interrupt: threading.Event | None = None,
+    traced: threading.Event | None = None,
 ) -> str:
     """Runs `vime-trainer rl` to its end; "finished" or "stopped".
 
+    With RANK and WORLD_SIZE in the environment, as torchrun sets them, all ranks call it: the first one leads.
+
     Args:
         settings: the configuration.
-        backend: makes the model.
+        backend: makes this rank's part of the model.
         interrupt: ends the run soon after it is set.
+        traced: the next step is traced once it is set.
 
     Raises:
         Interrupted: it was set; nothing is lost, as the batch at hand was not acked.
         CheckpointError, ContractError, PublishError, OSError, grpc.RpcError: what went wrong, in one line.
+        RankLostError: another rank failed, or is gone.
     """
-    status = RunStatus(settings.max_steps)
+    interrupt = interrupt or threading.Event()
     with contextlib.ExitStack() as stack:
+        team = _team(settings, interrupt)
         io = IoThread(interrupt)
         stack.callback(io.close)
+        if not team.is_leader:
+            return follow(settings, backend, lambda: _samples(settings, io, stack), team)
+        status = RunStatus(settings.max_steps)
+        team.begin()
+        io.idle = team.idle
         try:
-            reason = _train(settings, backend, status, io, stack)
+            reason = _train(settings, backend, status, io, stack, team, traced)
         except BaseException as error:
-            status.set(
-                trainer.TRAINER_STATE_FAILED, reason="interrupted" if isinstance(error, Interrupted) else str(error)
-            )
+            text = "interrupted" if isinstance(error, Interrupted) else str(error)
+            status.set(trainer.TRAINER_STATE_FAILED, reason=text)
             for request in status.take_checkpoint_requests():
                 request.done.set_exception(RuntimeError("the run ended before the checkpoint was written"))
+            team.end(text, failed=not isinstance(error, Interrupted))
             raise
+        team.end(reason, failed=False)
         status.set(trainer.TRAINER_STATE_FINISHED, reason=reason)
         return reason
 
 
-def _train(settings: RlSettings, make_backend, status: RunStatus, io: IoThread, stack: contextlib.ExitStack) -> str:
+def _team(settings: RlSettings, interrupt: threading.Event) -> Team:
+    settings.parallel.check_world(world_size())
+    if world_size() == 1:
+        return Team(interrupt=interrupt)
+    return Team(megatron.initialize(settings.parallel), interrupt)
+
+
+def _samples(settings: RlSettings, io: IoThread, stack: contextlib.ExitStack) -> SampleSource:
+    """Where a rank that does not lead fetches its samples."""
+    if settings.import_batches is not None:
+        return FolderSource(settings.import_batches)
+    return BufferClient(settings, io, io.run(_open(settings, "buffer", io, stack)), uuid.uuid4().hex[:12])
+
+
+def _train(
+    settings: RlSettings,
+    make_backend: Callable[[RlSettings], Backend],
+    status: RunStatus,
+    io: IoThread,
+    stack: contextlib.ExitStack,
+    team: Team,
+    traced: threading.Event | None,
+) -> str:
     root = settings.output / "checkpoints"
     # Before anything is loaded: what cannot be done is refused at once.
     path = start_point(root, settings.checkpoint, settings.max_steps)
     settings.output.mkdir(parents=True, exist_ok=True)
     for role in ("buffer", "router"):
         if getattr(settings, role) is not None:
-            io.run(check_peer(role, getattr(settings, role), settings.run_id, settings.buffer_retry_seconds))
+            patience = settings.buffer_retry_seconds
+            io.run(check_peer(role, getattr(settings, role), settings.run_id, patience, settings.client.open))
     publisher, fleet = _publisher(settings, io, stack)
     server = io.run(_serve(settings, status, publisher, io, stack))
     if publisher is not None:
@@ -85,26 +128,32 @@ def _train(settings: RlSettings, make_backend, status: RunStatus, io: IoThread, 
         write_address_file(settings.address_file, server.address)
     print(f"listening on {server.address}", flush=True)
     log.info(settings.effective_lag())
-    backend = make_backend(settings)
-    restored = _restore(settings, backend, path)
+    with team.together("load"), team.settled():
+        backend = make_backend(settings)
+    restored = _restore(settings, Leader(team, backend), path)
     trained = restored.step if restored is not None else 0
     lineage = _lineage(settings, restored)
+    if publisher is not None:
+        publisher.salt = lineage.salt
     write_text(settings.output / "trainer.json", settings.model_dump_json(indent=2) + "\n")
     writers = _writers(settings, lineage, stack)
     if settings.import_batches is not None:
         source, buffer, updates = FolderSource(settings.import_batches, trained), None, None
     else:
-        channel = io.run(_open(settings.buffer, io, stack))
+        channel = io.run(_open(settings, "buffer", io, stack))
         source = buffer = BufferClient(settings, io, channel, uuid.uuid4().hex[:12])
         stack.callback(buffer.close)
         _open_run(buffer, lineage, trained)
         updates = Updates(publisher, fleet, io, settings.max_staleness, trained)
     status.set(checkpoint=trained if restored is not None else None)
-    loop = Loop(settings, backend, source, status, writers, io, lineage, trained, updates, buffer)
+    leader = Leader(team, backend, BatchStep(settings, backend, source, team, team.pause))
+    reference = _reference(settings, leader, restored)
+    profiler = Profiler(settings.profiler, settings.output, team.rank, traced)
+    loop = Loop(settings, leader, source, status, writers, io, lineage, trained, updates, buffer, reference, profiler)
     io.run(server.set_serving(True))
     reason = loop.run()
     if settings.export_model:
-        backend.export(settings.output / "final")
+        leader.export(settings.output / "final")
     if buffer is not None:
         buffer.close_run(reason)
     return reason
@@ -116,8 +165,8 @@ async def _serve(settings: RlSettings, status: RunStatus, publisher: Publisher |
     return server
 
 
-async def _open(address: str, io: IoThread, stack: contextlib.ExitStack) -> grpc.aio.Channel:
-    channel = open_channel(address)
+async def _open(settings: RlSettings, role: str, io: IoThread, stack: contextlib.ExitStack) -> grpc.aio.Channel:
+    channel = settings.client.open(getattr(settings, role))
     stack.callback(lambda: io.finish(channel.close(), _CLEAN_UP_SECONDS))
     return channel
 
@@ -127,15 +176,15 @@ def _publisher(settings: RlSettings, io: IoThread, stack) -> tuple[Publisher | N
         return None, None
 
     async def make() -> tuple[Publisher, Fleet]:
-        fleet = Fleet(await _open(settings.router, io, stack))
-        publisher = Publisher(settings.run_id, fleet, settings.weights)
+        fleet = Fleet(await _open(settings, "router", io, stack))
+        publisher = Publisher(settings.run_id, fleet, settings.weights, settings.client.open)
         stack.callback(lambda: io.finish(publisher.close(), _CLEAN_UP_SECONDS))
         return publisher, fleet
 
     return io.run(make())
 
 
-def _restore(settings: RlSettings, backend: Backend, path: Path | None) -> RunState | None:
+def _restore(settings: RlSettings, backend: Leader, path: Path | None) -> RunState | None:
     if path is None:
         return None
     state = backend.restore(path)
@@ -144,6 +193,14 @@ def _restore(settings: RlSettings, backend: Backend, path: Path | None) -> RunSt
             raise CheckpointError(f"{name}: {value!r}, but {path} was written with {state.run[name]!r}")
     log.info("restored %s: %d batches", path, state.step)
     return state
+
+
+def _reference(settings: RlSettings, backend: Leader, restored: RunState | None) -> ReferenceRefresh:
+    batches = 0 if restored is None else int(restored.cursor.get("reference", 0))
+    reference = ReferenceRefresh(settings.output / "reference", settings.algorithm.kl, batches)
+    if batches and settings.algorithm.kl.coefficient > 0:
+        backend.load_reference(reference.folder(batches))
+    return reference
 
 
 def _lineage(settings: RlSettings, restored: RunState | None) -> LineageRecord:

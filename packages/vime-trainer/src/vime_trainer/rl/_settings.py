@@ -13,9 +13,14 @@ from vime_proto.settings import Section, ServerSettings, Settings
 from vime_trainer.algorithms import AlgorithmSettings, check_correction, get_algorithm
 from vime_trainer.batch import BatchSettings
 from vime_trainer.checkpoint import CheckpointSettings
+from vime_trainer.megatron import ParallelConfig
 from vime_trainer.metrics import MetricsSettings
 from vime_trainer.optim import OptimizerSettings
+from vime_trainer.profiler import ProfilerSettings
 from vime_trainer.publish import WeightsSettings
+from vime_trainer.value import CriticSettings
+
+from ._client import ClientSettings
 
 
 class EvaluationSettings(Section):
@@ -51,6 +56,10 @@ class RlSettings(Settings):
     output: Path = Field(description="folder of the run: metrics, checkpoints")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of weights and activations")
     recompute: bool = Field(False, description="recompute activations in the backward pass (GPU only)")
+    ranks: int | None = Field(
+        None, ge=1, description="trainer processes to start on this host; absent takes WORLD_SIZE"
+    )
+    parallel: ParallelConfig = ParallelConfig()
     buffer: str | None = Field(None, description="host:port of the buffer")
     router: str | None = Field(None, description="host:port of the router that lists the engines")
     import_batches: Path | None = Field(
@@ -69,6 +78,7 @@ class RlSettings(Settings):
     buffer_retry_seconds: float = Field(120.0, ge=0, description="for which an unreachable buffer is tried")
     algorithm: AlgorithmSettings = AlgorithmSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
+    critic: CriticSettings = CriticSettings()
     batch: BatchSettings = BatchSettings()
     weights: WeightsSettings = WeightsSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
@@ -76,6 +86,8 @@ class RlSettings(Settings):
     alarm: AlarmSettings = AlarmSettings()
     metrics: MetricsSettings = MetricsSettings()
     metrics_port: int | None = Field(None, ge=0, le=65535, description="port for Prometheus; off when absent")
+    profiler: ProfilerSettings = ProfilerSettings()
+    client: ClientSettings = ClientSettings()
     server: ServerSettings = ServerSettings()
     address_file: Path | None = Field(None, description="host:port is written here once bound")
     exit_with_parent: bool = Field(False, description="end when the parent process ends")

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable
 
 import numpy as np
-import torch
 
-from vime_trainer.algorithms import RolloutBatch, get_algorithm, objective, token_weights
-from vime_trainer.batch import BatchIndex, Columns, MicroBatch, build_micro_batch, plan_micro_batches, split_groups
+from vime_trainer.algorithms import (
+    RolloutBatch,
+    advantage_streams,
+    algorithm_of,
+    correction_scale,
+    proximal_alpha,
+    required_columns,
+    token_weights,
+)
+from vime_trainer.batch import BatchIndex, Columns
 
 from ._alarm import DifferenceAlarm
-from ._backend import Backend
+from ._backend import Backend, StepOutcome
 from ._figures import LogprobDifference, TokenFigures
+from ._passes import Passes
+from ._plan import Plan, plan_batch
 from ._routes import Routes
 from ._settings import RlSettings
+from ._team import Team
 
 
 class AlarmError(RuntimeError):
@@ -38,22 +47,32 @@ class BatchResult:
 
 
 class BatchTrainer:
-    """Trains on batches, one after the other.
+    """Trains on batches, one after the other. All ranks of a team do it together.
 
     Args:
         backend: the model.
         settings: of the run.
-        pause_point: called between micro-batches; may raise to give the batch up.
+        pause_point: called between micro-batches of a process alone; may raise to give the batch up.
+        team: the ranks; None for a process alone.
     """
 
-    def __init__(self, backend: Backend, settings: RlSettings, pause_point: Callable[[], None] = lambda: None):
+    def __init__(
+        self,
+        backend: Backend,
+        settings: RlSettings,
+        pause_point: Callable[[], None] = lambda: None,
+        team: Team | None = None,
+    ):
         self._backend = backend
         self._settings = settings
-        self._algorithm = get_algorithm(settings.algorithm.name)
+        self._algorithm = algorithm_of(settings.algorithm)
         self._alarm = DifferenceAlarm(settings.alarm.factor, settings.alarm.floor)
         self._pause_point = pause_point
+        self._team = team or Team()
 
-    def train(self, index: BatchIndex, columns: Columns, group_size: int, measure: bool = False) -> BatchResult:
+    def train(
+        self, index: BatchIndex, columns: Columns, group_size: int, measure: bool = False, plan: Plan | None = None
+    ) -> BatchResult:
         """Runs the batch's optimizer steps.
 
         A part of the batch without a trainable token takes no step and is counted; so is a step whose gradient is not
@@ -63,164 +82,106 @@ class BatchTrainer:
             index, columns: the batch.
             group_size: rollouts that a group was meant to have.
             measure: also measure the log-prob difference without replay and with shifted routes.
+            plan: how the batch is cut; derived from the index when absent.
 
         Raises:
             RefusedSamplesError: samples whose routes cannot be replayed; nothing was trained.
             AlarmError: see `AlarmSettings`; nothing was trained.
         """
-        settings = self._settings.algorithm
+        settings, team, algorithm = self._settings.algorithm, self._team, self._algorithm
+        plan = plan or plan_batch(index, self._settings.batch, team.data_size, cost=self._backend.cost)
         batch = rollout_batch(index, columns, group_size)
-        routes = Routes(columns, index.sample_ids) if self._settings.r3 == "replay" else None
+        routes = self._routes(index, columns, plan)
         difference, figures = LogprobDifference(columns), TokenFigures()
-        work = _Work(self._backend, columns, batch, routes, self._settings, self._pause_point)
-        parts = split_groups(index.groups, self._settings.batch.optimizer_steps)
-        logprobs = {"engine_logprobs": columns.engine_logprobs}
-        alarm = None
-        measured = len(parts) > 1 and settings.old_policy == "trainer"
-        if measured:
-            # Later steps need the policy as it was before the first.
-            logprobs["old_logprobs"] = work.score(difference)
-            alarm = self._check(difference)
-        if settings.old_policy == "engine":
-            logprobs["old_logprobs"] = columns.engine_logprobs
-        if settings.kl.coefficient > 0:
-            logprobs["reference_logprobs"] = work.score_reference()
+        passes = Passes(self._backend, columns, batch.mask, plan, routes, team, self._pause_point)
+        warming = algorithm.needs_critic and index.ordinal < self._settings.critic.warmup_batches
+        needed = required_columns(algorithm, settings, len(plan.parts)) | ({"old"} if warming else set())
         batch = dataclasses.replace(
-            batch, logprobs={name.removesuffix("_logprobs"): values for name, values in logprobs.items()}
+            batch,
+            logprobs=self._logprobs(columns, passes, difference, needed),
+            values=passes.score_values() if "values" in needed else None,
         )
-        values = {**self._algorithm.advantage(batch, settings), **logprobs}
-        extra = work.measure(difference) if measure and routes is not None else {}
-        outcomes, losses, empty = [], [], 0
-        for part in parts:
+        measured = "old" in needed and settings.old_policy != "engine"
+        alarm = self._check(difference) if measured else None
+        streams = self._streams(batch)
+        extra = passes.measure(difference) if measure and self._settings.r3 == "replay" else {}
+        policy, critic, empty = _Steps(), _Steps(), 0
+        critic_figures = TokenFigures("critic")
+        for step, part in enumerate(plan.parts):
             weights = token_weights(batch, settings.aggregation, settings.constant_length, part)
             if not weights.any():
                 empty += 1
                 continue
+            own = streams | self._of_step(index, columns, batch, weights, step, len(plan.parts))
+            if algorithm.needs_critic:
+                loss = passes.accumulate_critic(step, weights, own, algorithm, settings, critic_figures)
+                critic.add(loss, passes.step_critic())
+            if warming:
+                continue
             first = None if measured else difference
-            losses.append(self._accumulate(work, values | {"weights": weights}, weights, figures, first))
+            loss = passes.accumulate(step, weights, own, algorithm, settings, figures, first)
             if first is not None:
                 alarm = self._check(first)
                 measured = True
-            outcomes.append(work.step())
-        result = {
-            **figures.figures(),
-            **difference.figures(),
-            **extra,
-            **(routes.figures() if routes is not None else {}),
-            **work.figures(),
-            **_outcome_figures(outcomes, losses, empty),
-        }
-        return BatchResult(result, alarm)
+            policy.add(loss, passes.step())
+        of_tokens = team.from_last_stage(
+            lambda: {
+                **figures.figures(team),
+                **critic_figures.figures(team),
+                **difference.figures(team),
+                **(routes.figures(team) if routes is not None else {}),
+            }
+        )
+        figures_of_steps = policy.figures("") | {"optimizer_steps/empty": float(empty)}
+        if algorithm.needs_critic:
+            figures_of_steps |= critic.figures("critic/")
+        return BatchResult({**of_tokens, **extra, **passes.figures(), **figures_of_steps}, alarm)
 
-    def _accumulate(self, work: _Work, values, weights, figures, difference) -> float:
-        self._backend.zero_grad()
-        loss = 0.0
-        for micro in work.micro_batches(weights != 0, values):
-            outputs = work.forward(micro, count=difference is not None)
-            work.tokens += micro.batch.total
-            if difference is not None:
-                difference.add(micro, outputs.logprobs)
-            streams = micro.streams.to(outputs.logprobs.device)
-            result = objective(self._algorithm, self._settings.algorithm, outputs.logprobs, outputs.entropy, streams)
-            result.loss.backward()
-            loss += float(result.loss.detach())
-            figures.add(result.metrics, streams.mask)
-            work.tick("forward_backward")
-        return loss
+    def _streams(self, batch: RolloutBatch) -> dict[str, np.ndarray]:
+        """What the loss sees, float32 [T] each."""
+        streams = advantage_streams(self._algorithm, batch, self._settings.algorithm)
+        streams |= {f"{name}_logprobs": values for name, values in batch.logprobs.items()}
+        return streams if batch.values is None else streams | {"values": batch.values}
+
+    def _logprobs(self, columns: Columns, passes: Passes, difference, needed: frozenset[str]) -> dict[str, np.ndarray]:
+        """What `advantage` and the loss see of other policies than the live one."""
+        logprobs = {"engine": columns.engine_logprobs}
+        # Where nobody needs the old policy early, the loss's own forward pass of the first step has it.
+        if self._settings.algorithm.old_policy == "engine":
+            logprobs["old"] = columns.engine_logprobs
+        elif "old" in needed:
+            logprobs["old"] = passes.score(difference)
+        if "reference" in needed:
+            logprobs["reference"] = passes.score_reference()
+        if "teacher" in needed:
+            logprobs["teacher"] = columns.teacher_logprobs
+        return logprobs
+
+    def _of_step(
+        self, index: BatchIndex, columns: Columns, batch: RolloutBatch, weights: np.ndarray, step: int, steps: int
+    ) -> dict[str, np.ndarray]:
+        """Streams that differ between the optimizer steps of a batch."""
+        settings, streams = self._settings.algorithm, {}
+        if settings.old_policy == "linear":
+            now = index.ordinal + step / steps
+            streams["proximal_alpha"] = proximal_alpha(columns.versions, index.ordinal, now)
+        if settings.correction_normalise:
+            streams["correction_scale"] = correction_scale(batch, settings, weights != 0)
+        return streams
+
+    def _routes(self, index: BatchIndex, columns: Columns, plan: Plan) -> Routes | None:
+        if self._settings.r3 != "replay":
+            return None
+        with self._team.settled():
+            mine = plan.owned[self._team.data_rank]
+            return Routes(columns, index.sample_ids, mine, self._backend.routed_layers)
 
     def _check(self, difference: LogprobDifference) -> str | None:
-        alarm = self._alarm.check(difference.figures())
+        # The same figures, and so the same answer, on every rank.
+        alarm = self._alarm.check(self._team.from_last_stage(lambda: difference.figures(self._team)))
         if alarm is not None and self._settings.alarm.action == "fail":
             raise AlarmError(alarm)
         return alarm
-
-
-class _Work:
-    """Forward passes over one batch, and the time they take."""
-
-    def __init__(self, backend, columns: Columns, batch: RolloutBatch, routes, settings: RlSettings, pause_point):
-        self._backend = backend
-        self._columns = columns
-        self._batch = batch
-        self._routes: Routes | None = routes
-        self._settings = settings
-        self._pause_point = pause_point
-        self._seconds: dict[str, float] = {}
-        self.tokens = 0
-        self._last = time.monotonic()
-
-    def micro_batches(self, mask: np.ndarray, values) -> list[MicroBatch]:
-        """Those of the samples that have a token under the mask."""
-        owner = np.repeat(np.arange(len(self._columns.lengths)), self._columns.lengths)
-        samples = np.unique(owner[mask]).tolist()
-        cut = self._settings.batch
-        plan = plan_micro_batches(self._columns.lengths, samples, cut.token_budget, cut.layout)
-        return [build_micro_batch(self._columns, chosen, mask, values) for chosen in plan]
-
-    def forward(self, micro: MicroBatch, count: bool = False, replay: bool = True, shift: int = 0):
-        self._pause_point()
-        batch, rows = micro.batch, None
-        if self._routes is not None and replay:
-            rows = self._routes.rows_for(micro, shift, measure=count)
-            batch = dataclasses.replace(batch, routes=rows)
-        outputs = self._backend.forward(batch, micro.streams.mask)
-        if count and rows is not None:
-            self._routes.count(micro, rows, getattr(outputs, "usage", None))
-        return outputs
-
-    @torch.no_grad()
-    def score(self, difference: LogprobDifference) -> np.ndarray:
-        """float32 [T of the batch]: log-probs of every trainable token under the present weights."""
-        result = np.zeros(len(self._columns.tokens), np.float32)
-        for micro in self.micro_batches(self._batch.mask, {}):
-            logprobs = self.forward(micro, count=True).logprobs
-            difference.add(micro, logprobs)
-            kept = micro.streams.mask.numpy()
-            result[micro.rows[kept]] = logprobs.float().cpu().numpy()[kept]
-        self.tick("old_logprobs")
-        return result
-
-    @torch.no_grad()
-    def score_reference(self) -> np.ndarray:
-        """As `score`, under the reference, which routes itself."""
-        result = np.zeros(len(self._columns.tokens), np.float32)
-        for micro in self.micro_batches(self._batch.mask, {}):
-            self._pause_point()
-            kept = micro.streams.mask
-            logprobs = self._backend.reference_logprobs(micro.batch, kept)
-            result[micro.rows[kept.numpy()]] = logprobs.float().cpu().numpy()[kept.numpy()]
-        self.tick("reference")
-        return result
-
-    @torch.no_grad()
-    def measure(self, difference: LogprobDifference) -> dict[str, float]:
-        """The log-prob difference of one micro-batch with replay, without, and with every route one row too late."""
-        plan = self.micro_batches(self._batch.mask, {})
-        if not plan:
-            return {}
-        figures = {}
-        ways = {"with_replay": {}, "without_replay": {"replay": False}, "shifted_routes": {"shift": 1}}
-        for name, way in ways.items():
-            mean = difference.mean_of(plan[0], self.forward(plan[0], **way).logprobs)
-            if mean is not None:
-                figures[f"logprob_abs_diff_{name}"] = mean
-        self.tick("replay_check")
-        return figures
-
-    def step(self):
-        outcome = self._backend.step()
-        self.tick("optimizer")
-        return outcome
-
-    def tick(self, phase: str) -> None:
-        """Adds the time since the last tick to a phase."""
-        now = time.monotonic()
-        self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._last
-        self._last = now
-
-    def figures(self) -> dict[str, float]:
-        figures = {f"seconds/{phase}": seconds for phase, seconds in self._seconds.items()}
-        return {**figures, "tokens": float(self.tokens)} if self.tokens else figures
 
 
 def rollout_batch(index: BatchIndex, columns: Columns, group_size: int) -> RolloutBatch:
@@ -239,19 +200,28 @@ def rollout_batch(index: BatchIndex, columns: Columns, group_size: int) -> Rollo
     )
 
 
-def _outcome_figures(outcomes, losses: list[float], empty: int) -> dict[str, float]:
-    applied = [outcome for outcome in outcomes if outcome.applied]
-    figures = {
-        "optimizer_steps": float(len(applied)),
-        "optimizer_steps/not_finite": float(len(outcomes) - len(applied)),
-        "optimizer_steps/empty": float(empty),
-    }
-    if losses:
-        figures["loss"] = float(np.mean(losses))
-    norms = [outcome.grad_norm for outcome in outcomes if math.isfinite(outcome.grad_norm)]
-    if norms:
-        figures["grad_norm"] = max(norms)
-    if outcomes:
-        figures["learning_rate"] = outcomes[-1].learning_rate
-        figures["grad_clipped_share"] = float(np.mean([outcome.clipped for outcome in outcomes]))
-    return figures
+class _Steps:
+    """Optimizer steps of a batch."""
+
+    def __init__(self) -> None:
+        self._losses: list[float] = []
+        self._outcomes: list[StepOutcome] = []
+
+    def add(self, loss: float, outcome: StepOutcome) -> None:
+        """One more."""
+        self._losses.append(loss)
+        self._outcomes.append(outcome)
+
+    def figures(self, prefix: str) -> dict[str, float]:
+        """Steps taken and not taken; what was not measured is absent."""
+        outcomes = self._outcomes
+        applied = sum(outcome.applied for outcome in outcomes)
+        figures = {"optimizer_steps": float(applied), "optimizer_steps/not_finite": float(len(outcomes) - applied)}
+        if outcomes:
+            figures["loss"] = float(np.mean(self._losses))
+            figures["learning_rate"] = outcomes[-1].learning_rate
+            figures["grad_clipped_share"] = float(np.mean([outcome.clipped for outcome in outcomes]))
+        norms = [outcome.grad_norm for outcome in outcomes if math.isfinite(outcome.grad_norm)]
+        if norms:
+            figures["grad_norm"] = max(norms)
+        return {f"{prefix}{name}": value for name, value in figures.items()}

@@ -9,8 +9,10 @@ from pydantic import Field, model_validator
 
 from vime_proto.settings import Section, Settings
 from vime_trainer.checkpoint import CheckpointSettings
+from vime_trainer.megatron import ParallelConfig
 from vime_trainer.metrics import MetricsSettings
 from vime_trainer.optim import OptimizerSettings
+from vime_trainer.profiler import ProfilerSettings
 
 __all__ = ["DataSettings", "SftSettings"]
 
@@ -48,11 +50,16 @@ class SftSettings(Settings):
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="weights and activations")
     layout: Literal["packed", "padded"] = Field("packed", description="how a forward pass lays sequences out")
     recompute: bool = Field(False, description="recompute activations in the backward pass (GPU only)")
+    ranks: int | None = Field(
+        None, ge=1, description="trainer processes to start on this host; absent takes WORLD_SIZE"
+    )
+    parallel: ParallelConfig = ParallelConfig()
     seed: int = Field(0, ge=0, description="order of the data")
     log_interval: int = Field(10, ge=1, description="steps between lines on stderr; metrics have every step")
     optimizer: OptimizerSettings = OptimizerSettings(learning_rate=1e-5)
     checkpoint: CheckpointSettings = CheckpointSettings()
     metrics: MetricsSettings = MetricsSettings()
+    profiler: ProfilerSettings = ProfilerSettings()
     exit_with_parent: bool = Field(False, description="end when the parent process ends")
 
     @model_validator(mode="after")

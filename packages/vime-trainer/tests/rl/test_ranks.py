@@ -1,0 +1,291 @@
+"""Two ranks do what one process does: one start of two processes, and what came of each of its jobs."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from make import answer, group, index_of, prompt, rollout, sample, samples_of
+from safetensors.numpy import load_file
+from stages import Stages, settings_for
+from test_faults import faulty
+from test_loop import lines, steps
+from test_megatron import groups_of
+from test_services import import_settings
+from tests_support import tiny_moe_folder
+from toy import ToyBackend
+
+from vime_trainer.checkpoint import list_steps
+from vime_trainer.policy import Policy
+from vime_trainer.rl import train, write_batch
+from vime_trainer.rl._megatron import MegatronBackend
+from vime_trainer.sft import SftSettings, run_sft
+
+KEYS = (
+    "loss", "grad_norm", "tokens", "optimizer_steps", "optimizer_steps/empty", "reward/mean", "staleness/max",
+    "train_rollout_logprob_abs_diff/mean", "train_rollout_logprob_abs_diff/p99", "train_rollout_logprob_abs_diff/max",
+    "train_rollout_logprob_abs_diff/sequence_max", "train_rollout_kl", "policy/ratio", "policy/ratio_min",
+    "policy/ratio_max", "policy/entropy", "policy/clip_fraction", "policy/kl", "policy/correction_weight",
+)  # fmt: skip
+KL = {"kl": {"coefficient": 0.1, "refresh_interval": 2}}
+LIVE = {
+    "data": ({}, {"batch": {"optimizer_steps": 2}, "algorithm": KL}),
+    "tensor": ({"tensor": 2}, {}),
+    "pipeline": ({"pipeline": 2}, {"batch": {"optimizer_steps": 2}}),
+}
+LAYOUTS = {
+    "dp2": {},
+    "tp2": {"tensor": 2},
+    "pp2": {"pipeline": 2},
+    "cp2": {"context": 2},
+    "ep2": {"expert": 2},
+}
+
+
+def odd_batches(folder):
+    """One trainable sample for two ranks, then none at all, then a batch like any other."""
+
+    def pair(name, one, other):
+        return group(
+            name,
+            rollout(f"{name}0", 1.0, sample(f"{name}0", prompt(), answer(one))),
+            rollout(f"{name}1", 0.0, sample(f"{name}1", prompt(), answer(other))),
+        )
+
+    for ordinal, groups in enumerate([[pair("a", [3, 4], [])], [pair("b", [], [])], [pair("c", [3], [5, 6, 7])]]):
+        write_batch(folder, index_of(groups, ordinal=ordinal, batch_id=f"{ordinal:06d}"), samples_of(groups))
+    return folder
+
+
+def megatron_settings(tmp, output):
+    """Two steps of two optimizer steps each on what a Megatron engine answered, with its routes. An epsilon that large
+    makes Adam's steps follow the gradient, so that what is nearly 0 does not turn with the last bit."""
+    return import_settings(
+        tmp / "answers",
+        output,
+        model=tmp / "model",
+        r3="replay",
+        batch={"groups": 2, "group_size": 3, "token_budget": 12, "optimizer_steps": 2},
+        optimizer={"learning_rate": 1e-2, "epsilon": 1e-2},
+        algorithm={"kl": {"coefficient": 0.1}},
+    )
+
+
+def sft_settings(tmp, name):
+    return {
+        "model": str(tmp / "model"), "output": str(tmp / name), "data": {"files": [str(tmp / "rows.jsonl")]}, "steps": 2,
+        "batch_size": 5, "micro_batch_tokens": 24, "metrics": {"tensorboard": False},
+        "optimizer": {"learning_rate": 1e-2, "epsilon": 1e-2},
+    }  # fmt: skip
+
+
+def write_inputs(tmp):
+    """A model, what it answered as an engine, and rows to learn."""
+    tiny_moe_folder(tmp / "model")
+    engine = Policy.from_hf(tmp / "model")
+    engine.attach_replay()
+    groups = groups_of(engine)
+    for ordinal in range(2):
+        name = f"{ordinal:06d}"
+        write_batch(tmp / "answers", index_of(groups, ordinal=ordinal, batch_id=name), samples_of(groups))
+    rows = [{"prompt": "<bos>" + "abcd"[: 1 + i % 4] + "=", "response": "dcba"[i % 3 :]} for i in range(11)]
+    (tmp / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def jobs_of(stages, tmp, odd):
+    """The jobs, as JSON."""
+
+    def live(name, layout, **changes):
+        settings = settings_for(stages[name], tmp / name, export_batches=tmp / name / "batches", **changes)
+        return {"name": name, "layout": layout, "settings": settings.model_dump(mode="json", exclude={"parallel"})}
+
+    jobs = []
+    for name, (layout, changes) in LIVE.items():
+        # In two parts: the second resumes.
+        jobs += [live(name, layout, max_steps=count, **changes) for count in (2, 3)]
+    waiting = live("waiting", {})
+    odd_settings = import_settings(odd, tmp / "odd").model_dump(mode="json", exclude={"parallel"})
+    checks = (
+        "what_one_rank_refuses_all_refuse",
+        "a_failure_of_one_rank_is_named_on_the_others",
+        "an_interrupt_of_one_rank_ends_all",
+    )
+    jobs.append({"name": "odd", "layout": {}, "settings": odd_settings})
+    for name, layout in LAYOUTS.items():
+        settings = megatron_settings(tmp, tmp / name).model_dump(mode="json", exclude={"parallel"})
+        jobs.append({"name": name, "layout": layout, "settings": settings, "megatron": True})
+        jobs.append({"name": f"sft_{name}", "layout": layout, "sft": sft_settings(tmp, f"sft_{name}")})
+    jobs += [{"name": name, "layout": {}, "check": name} for name in checks]
+    jobs.append({**waiting, "interrupted_rank": 1})
+    return jobs
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """Folder of all outputs, and results by job and rank."""
+    tmp = tmp_path_factory.mktemp("ranks")
+    odd = odd_batches(tmp / "odd_batches")
+    write_inputs(tmp)
+    (tmp / "results").mkdir()
+    with (
+        Stages(rows=40) as data,
+        Stages(rows=40) as tensor,
+        Stages(faulty(rows=40)) as pipeline,
+        Stages(workers=False) as waiting,
+    ):
+        pipeline.buffer.spoil = 1
+        stages = {"data": data, "tensor": tensor, "pipeline": pipeline, "waiting": waiting}
+        (tmp / "jobs.json").write_text(json.dumps(jobs_of(stages, tmp, odd)))
+        start_two(tmp)
+        engines = {name: one.engines[0].machine.version for name, one in stages.items()}
+        weights = {name: dict(one.engines[0].model.tensors) for name, one in stages.items()}
+    results = [json.loads((tmp / "results" / f"{rank}.json").read_text()) for rank in range(2)]
+    return tmp, results, engines, weights
+
+
+def start_two(tmp):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    script = Path(__file__).with_name("rank_worker.py")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, script, tmp / "jobs.json", tmp / "results"],
+            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for process in processes:
+            said, _ = process.communicate(timeout=150)
+            assert process.returncode == 0, said[-6000:]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def figures_of(row):
+    """What does not depend on time; what was not measured is absent on both sides."""
+    return {key: value for key, value in row.items() if key in KEYS}
+
+
+def one_process(settings):
+    made = []
+    train(settings, lambda given: made.append(ToyBackend(given)) or made[-1])
+    return made[-1]
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_two_ranks_equal_one_process(name, ran, tmp_path):
+    tmp, results, _, _ = ran
+    assert [one[name] for one in results] == [["finished", "finished"]] * 2
+    _, changes = LIVE[name]
+    batch = {"groups": 4, "group_size": 2, "token_budget": 20, **changes.get("batch", {})}
+    one_process(import_settings(tmp / name / "batches", tmp_path, **{**changes, "batch": batch}))
+    rows, expected = steps(tmp / name), steps(tmp_path)
+    assert [row["step"] for row in rows] == [row["step"] for row in expected] == [1, 2, 3]
+    for row, other in zip(rows, expected, strict=True):
+        assert figures_of(row) == pytest.approx(figures_of(other), rel=1e-5, abs=1e-6)
+    assert_weights_equal(tmp / name, tmp_path)
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_engines_have_the_weights_of_all_ranks(name, ran):
+    tmp, _, engines, weights = ran
+    assert (engines[name].lineage, engines[name].number) == (1, 3)
+    final = load_file(tmp / name / "final" / "model.safetensors")
+    for key, value in weights[name].items():
+        np.testing.assert_array_equal(final[key], value, err_msg=key)
+    # On policy, so the engines really have what is trained.
+    assert all(row["train_rollout_logprob_abs_diff/mean"] < 1e-6 for row in steps(tmp / name))
+
+
+def test_only_the_first_rank_writes(ran):
+    tmp, *_ = ran
+    for name in LIVE:
+        assert [row["step"] for row in steps(tmp / name)] == [1, 2, 3]
+        assert [row["lineage"] for row in steps(tmp / name)] == [0, 0, 1]
+        assert list_steps(tmp / name / "checkpoints")[-1] == 3
+
+
+def test_ranks_without_a_trainable_token(ran, tmp_path):
+    tmp, results, _, _ = ran
+    assert [one["odd"] for one in results] == [["finished"]] * 2
+    one_process(import_settings(tmp / "odd_batches", tmp_path))
+
+    mine, expected = ([figures_of(row) for row in lines(output)] for output in (tmp / "odd", tmp_path))
+    assert [row["optimizer_steps/empty"] for row in mine] == [0, 1, 0]
+    assert "loss" not in mine[1] and mine[0]["grad_norm"] > 0
+    for row, other in zip(mine, expected, strict=True):
+        assert row == pytest.approx(other, rel=1e-5, abs=1e-6)
+
+
+def test_what_one_rank_refuses_all_refuse(ran):
+    _, results, *_ = ran
+    for one in results:
+        assert one["what_one_rank_refuses_all_refuse"] == [[["a"], ["b"], ["0", "1"], "nothing"]]
+
+
+def test_a_failure_of_one_rank_is_named_on_the_others(ran):
+    _, results, *_ = ran
+    said = [one["a_failure_of_one_rank_is_named_on_the_others"][0] for one in results]
+    assert said == ["RankLostError: rank 1 failed; its last line says why", "OSError: disk full"]
+
+
+def test_a_signal_to_any_rank_ends_all(ran):
+    _, results, *_ = ran
+    assert [one["an_interrupt_of_one_rank_ends_all"] for one in results] == [["interrupted, True"]] * 2
+    # While the first rank waits for a batch as well.
+    assert [one["waiting"] for one in results] == [["interrupted"]] * 2
+
+
+@pytest.fixture(scope="module")
+def alone(ran, tmp_path_factory):
+    """The same runs of the real model, in this process."""
+    tmp, *_ = ran
+    output = tmp_path_factory.mktemp("alone")
+    train(megatron_settings(tmp, output / "rl"), MegatronBackend)
+    run_sft(SftSettings(**{**sft_settings(tmp, "sft"), "output": output / "sft"}))
+    return output
+
+
+def assert_weights_equal(mine, expected):
+    ours, others = (load_file(folder / "final" / "model.safetensors") for folder in (mine, expected))
+    assert ours.keys() == others.keys()
+    for key, value in others.items():
+        np.testing.assert_allclose(ours[key], value, atol=1e-5, err_msg=key)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_equals_one_process(name, ran, alone):
+    tmp, results, *_ = ran
+    assert [one[name] for one in results] == [["finished"]] * 2
+    rows, expected = steps(tmp / name), steps(alone / "rl")
+    assert [row["step"] for row in rows] == [1, 2]
+    for row, other in zip(rows, expected, strict=True):
+        assert figures_of(row) == pytest.approx(figures_of(other), rel=2e-4, abs=2e-6)
+        routes = {key: value for key, value in other.items() if key.startswith("r3/")}
+        assert {key: row[key] for key in routes} == routes and routes["r3/rows_replayed"] > 0
+    # The engine had the very weights of the first step, whatever the layout.
+    assert rows[0]["train_rollout_logprob_abs_diff/max"] < 1e-5 < rows[0]["logprob_abs_diff_shifted_routes"]
+    assert_weights_equal(tmp / name, alone / "rl")
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_fine_tuning_under_every_layout_equals_one_process(name, ran, alone):
+    tmp, results, *_ = ran
+    assert [one[f"sft_{name}"] for one in results] == [[str(tmp / f"sft_{name}" / "final")]] * 2
+    rows, expected = lines(tmp / f"sft_{name}"), lines(alone / "sft")
+    assert [row["step"] for row in rows] == [1, 2]
+    for row, other in zip(rows, expected, strict=True):
+        for key in ("loss", "grad_norm", "tokens", "learnt_tokens", "epoch"):
+            assert row[key] == pytest.approx(other[key], rel=1e-4), key
+    assert_weights_equal(tmp / f"sft_{name}", alone / "sft")
