@@ -16,7 +16,7 @@ from vime_trainer.packed import PackedBatch, ReplayRows, pack
 from vime_trainer.policy import Policy
 
 VOCAB, LAYERS, EXPERTS, TOP_K = 61, 4, 4, 2
-MOE_LAYERS = (0, 2, 3)
+MOE_LAYERS = {"moe": (0, 2, 3), "glm": (1, 2, 3)}
 
 MICRO_BATCHES = ([7, 2, 11], [5, 13], [1, 3, 2, 9], [4])
 """Lengths of the sequences. No total is a multiple of 4; one sequence has a single token, one batch a single sequence."""
@@ -30,7 +30,7 @@ class Case:
 
     Attributes:
         name: of the case.
-        model: "dense", "tied" or "moe".
+        model: "dense", "tied", "moe" or "glm" (GLM-4.5).
         sizes: of ParallelConfig.
         variant: "plain", "routed" (replays routes), "masked" (the odd micro-batches have no trainable token), "short" (two
             tokens a micro-batch), "three" (one micro-batch less), "poison" (the gradient of one micro-batch is NaN).
@@ -70,13 +70,23 @@ def make_models(root: Path) -> None:
         "num_experts_per_tok": TOP_K,
         "moe_intermediate_size": 24,
         "norm_topk_prob": True,
-        "mlp_only_layers": [layer for layer in range(LAYERS) if layer not in MOE_LAYERS],
+        "mlp_only_layers": [layer for layer in range(LAYERS) if layer not in MOE_LAYERS["moe"]],
         "decoder_sparse_step": 1,
+    }
+    glm = {
+        "n_routed_experts": EXPERTS,
+        "num_experts_per_tok": TOP_K,
+        "moe_intermediate_size": 24,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.5,
+        "attention_bias": True,
     }
     kinds = {
         "dense": {"model_type": "qwen3", "tie_word_embeddings": False},
         "tied": {"model_type": "qwen3", "tie_word_embeddings": True},
         "moe": {"model_type": "qwen3_moe", "tie_word_embeddings": False, **moe},
+        "glm": {"model_type": "glm4_moe", "tie_word_embeddings": False, **glm},
     }
     for name, values in kinds.items():
         folder = root / name
@@ -85,13 +95,13 @@ def make_models(root: Path) -> None:
         policy = Policy.from_config(folder, seed=5)
         torch.manual_seed(6)
         with torch.no_grad():
-            for param in policy.parameters().values():
+            for param in policy.weights().values():
                 if param.dim() == 1:
                     param.add_(0.2 * torch.randn(param.shape))
         policy.save_hf(folder, side_files=folder)
 
 
-def micro_batches(variant: str) -> list[tuple[PackedBatch, torch.Tensor, torch.Tensor]]:
+def micro_batches(variant: str, model: str = "moe") -> list[tuple[PackedBatch, torch.Tensor, torch.Tensor]]:
     """Batches, the tokens that need the head (bool [T]) and their weights in the loss (float32 [T])."""
     generator = torch.Generator().manual_seed(7)
     found = []
@@ -109,16 +119,16 @@ def micro_batches(variant: str) -> list[tuple[PackedBatch, torch.Tensor, torch.T
         if variant == "poison" and number == 1:
             weights[:] = torch.nan
         if variant == "routed":
-            batch = with_routes(batch, number)
+            batch = with_routes(batch, number, MOE_LAYERS[model])
         found.append((batch, mask, weights))
     return found
 
 
-def with_routes(batch: PackedBatch, seed: int) -> PackedBatch:
+def with_routes(batch: PackedBatch, seed: int, layers: tuple[int, ...]) -> PackedBatch:
     """Routes that the model would not have chosen; last tokens of sequences have none."""
     generator = np.random.default_rng(seed)
     ids = np.stack(
-        [[generator.permutation(EXPERTS)[:TOP_K] for _ in MOE_LAYERS] for _ in range(batch.total)]
+        [[generator.permutation(EXPERTS)[:TOP_K] for _ in layers] for _ in range(batch.total)]
     ).astype(np.uint8)
     valid = np.ones(batch.total, dtype=bool)
     valid[batch.cu_seqlens[1:].numpy() - 1] = False
@@ -127,7 +137,7 @@ def with_routes(batch: PackedBatch, seed: int) -> PackedBatch:
         batch.positions,
         batch.cu_seqlens,
         batch.temperature,
-        ReplayRows(ids, valid, MOE_LAYERS, measure=True),
+        ReplayRows(ids, valid, layers, measure=True),
     )
 
 
@@ -145,7 +155,7 @@ def run(case: Case, root: Path) -> dict[str, torch.Tensor]:
     here = policy.parallel
     settings = {"learning_rate": 1e-2, "epsilon": 1e-3, "clip_grad_norm": 0.5, "weight_decay": 0.1}
     optimizer = Optimizer(policy, OptimizerSettings(**(settings | case.optimizer)))
-    work = micro_batches(case.variant)
+    work = micro_batches(case.variant, case.model)
     mine = list(range(len(work)))[here.data_rank :: here.data_size]
     batches, masks = [work[n][0] for n in mine], [work[n][1] for n in mine]
     found: dict[str, torch.Tensor] = {}
