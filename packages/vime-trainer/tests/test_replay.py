@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -22,8 +24,6 @@ def recorded(policy, batch):
 
 
 def replayed(batch, ids, layer_ids, valid=None, measure=False):
-    import dataclasses
-
     valid = np.ones(len(ids), bool) if valid is None else valid
     return dataclasses.replace(batch, routes=ReplayRows(ids, valid, layer_ids, measure))
 
@@ -88,3 +88,30 @@ def test_routers_are_found_by_global_layer_number(moe_folder, dense_folder):
     routers = Policy.from_hf(moe_folder).router_modules()
     assert list(routers) == [0, 2] and all(router.layer_number == layer + 1 for layer, router in routers.items())
     assert Policy.from_hf(dense_folder).router_modules() == {}
+
+
+def test_routes_recorded_in_one_cut_are_replayed_in_another(moe_folder):
+    """The old policy's choice (R2): kept sample by sample, and used after the weights have moved."""
+    from vime_trainer.packed import RecordRows
+
+    policy = Policy.from_hf(moe_folder, replay=True)
+    sequences = rows()
+    policy.run([dataclasses.replace(pack(sequences), routes=RecordRows()), pack(sequences[:1])], [None, None])
+    (kept, nothing), lengths = policy.recorded, [len(one) for one in sequences]
+    assert nothing is None and kept.layer_ids == (0, 2) and kept.ids.dtype == np.uint8 and kept.valid.all()
+    with torch.no_grad():
+        assert np.array_equal(recorded(policy, pack(sequences)), kept.ids)
+    parts = np.split(kept.ids, np.cumsum(lengths)[:-1])
+    for router in policy.router_modules().values():
+        router.weight.data += torch.randn(router.weight.shape, generator=torch.Generator().manual_seed(1))
+    order = (2, 0, 1)
+    batch = replayed(pack([sequences[i] for i in order]), np.concatenate([parts[i] for i in order]), (0, 2), measure=True)
+    chosen = {}
+    for layer, router in policy.router_modules().items():
+        router.register_forward_hook(lambda _m, _i, out, layer=layer: chosen.update({layer: out[1].clone()}))
+    loss = []
+    (out,) = policy.run([batch], [None], lambda _, outputs: loss.append(outputs.logprobs.sum()) or loss[-1])
+    assert int(out.usage.flips.sum()) > 5 and out.usage.recomputed == [0, 0]
+    for place, layer in enumerate((0, 2)):
+        ids = torch.from_numpy(batch.routes.ids[:, place].astype(np.int64))
+        assert torch.equal(chosen[layer], torch.zeros(24, 8, dtype=torch.bool).scatter(1, ids, True))

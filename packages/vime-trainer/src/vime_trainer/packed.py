@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["PackedBatch", "ReplayRows", "TokenOutputs", "pack"]
+__all__ = ["PackedBatch", "RecordRows", "ReplayRows", "TokenOutputs", "pack"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,11 @@ class ReplayRows:
 
 
 @dataclass(frozen=True)
+class RecordRows:
+    """In place of routes: the model routes itself, and `recorded` of the policy says afterwards how."""
+
+
+@dataclass(frozen=True)
 class PackedBatch:
     """S sequences of T tokens in all, laid end to end.
 
@@ -38,14 +43,14 @@ class PackedBatch:
         positions: int64 [T], index of each token within its sequence, from 0.
         cu_seqlens: int32 [S + 1], first token of each sequence, then T; ascending, no sequence is empty.
         temperature: float32 [T], > 0; logits that predict token i are divided by temperature[i].
-        routes: expert routes to replay; None lets the model route itself.
+        routes: expert routes to replay, or RecordRows; None lets the model route itself.
     """
 
     tokens: Tensor
     positions: Tensor
     cu_seqlens: Tensor
     temperature: Tensor
-    routes: ReplayRows | None = None
+    routes: ReplayRows | RecordRows | None = None
 
     def __post_init__(self) -> None:
         count = self.tokens.numel()

@@ -12,7 +12,7 @@ from torch import Tensor
 from vime_trainer.megatron import Parallel
 from vime_trainer.megatron._attention import needs_dense
 from vime_trainer.megatron._layout import SequenceLayout, layout_of, zigzag, zigzag_layout
-from vime_trainer.packed import PackedBatch, ReplayRows
+from vime_trainer.packed import PackedBatch, RecordRows, ReplayRows
 
 __all__ = ["Cut", "Prepared", "prepare", "stream_length"]
 
@@ -79,7 +79,7 @@ class Prepared:
     places: Tensor
     total: int
     length: int
-    routes: ReplayRows | None
+    routes: ReplayRows | RecordRows | None
     seen: np.ndarray
 
 
@@ -189,8 +189,8 @@ def _owners(total: int, cut: Cut, cells: Tensor) -> tuple[Tensor, Tensor]:
     return owner[cells], local[cells]
 
 
-def _routes(routes: ReplayRows | None, seen: np.ndarray) -> ReplayRows | None:
-    if routes is None or (len(seen) == len(routes.valid) and np.array_equal(seen, np.arange(len(seen)))):
+def _routes(routes: ReplayRows | RecordRows | None, seen: np.ndarray) -> ReplayRows | RecordRows | None:
+    if not isinstance(routes, ReplayRows) or (len(seen) == len(routes.valid) and np.array_equal(seen, np.arange(len(seen)))):
         return routes
     from vime_r3.layout import take
 

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from vime_proto.errors import nearest
 from vime_trainer import megatron, models
-from vime_trainer.packed import PackedBatch, pack
+from vime_trainer.packed import PackedBatch, RecordRows, ReplayRows, pack
 from vime_trainer.policy import _usage
 from vime_trainer.policy._layouts import Cut, Prepared, prepare, stream_length
 from vime_trainer.policy._names import TIED_HEAD, find_holders, globally, own_entries
+from vime_trainer.policy._record import gather_choice
 from vime_trainer.policy._schedule import run_schedule
 
 __all__ = ["DTYPES", "Layout", "Transformer"]
@@ -40,6 +41,8 @@ class Transformer:
         device: where it lives.
         dtype: of its weights and activations.
         replays: a vime_r3.megatron.Replay for each chunk once attached, else empty.
+        recorded: after a pass over batches with RecordRows the routes of each, of this rank's layers, to be replayed in
+            another pass; None for the others.
     """
 
     def __init__(
@@ -66,6 +69,8 @@ class Transformer:
         self.layers = tuple(sorted(layer.layer_number - 1 for chunk in self.chunks for layer in chunk.decoder.layers))
         self.device = megatron.device()
         self.replays: list[Any] = []
+        self.recorded: list[ReplayRows | None] = []
+        self._recompute = recompute
         self._table = self._weight_table()
         self._specs = models.specs(self._table)
         self._entries = own_entries(self._table, list(self.weights()), self.parallel)
@@ -215,12 +220,15 @@ class Transformer:
             )
         items = self._prepare(batches, wanted)
         usages: list[list[Any]] = [[] for _ in items]
+        choices: list[list[Any]] = [[] for _ in items]
         outputs: list[Any] = [None] * len(batches)
 
         def forward(chunk: int, index: int, item: Prepared) -> Tensor:
             with self._replaying(chunk, item) as usage:
                 hidden = self.chunks[chunk](item.tokens, item.positions, item.layout)
-            if usage is not None:
+            if isinstance(item.routes, RecordRows):
+                choices[index].append((self.replays[chunk].layer_ids, usage))
+            elif usage is not None:
                 usages[index].append(usage)
             return hidden
 
@@ -233,6 +241,10 @@ class Transformer:
             return value
 
         run_schedule(self.chunks, items, forward, finish, backward=loss is not None)
+        if loss is not None:
+            for usage in (usage for of_batch in usages for usage in of_batch):
+                usage.check_recomputed(self._recompute)
+        self._keep(choices[: len(batches)], items)
         total = _usage.combine(usages[: len(batches)], items, sorted(self.arch.moe_layers), self.parallel)
         if not self.parallel.is_last_stage:
             return []
@@ -245,6 +257,8 @@ class Transformer:
         (item,) = self._prepare([batch], [wanted])
         with self._replaying(0, item) as usage:
             hidden = self.model(item.tokens, item.positions, item.layout)
+        record = isinstance(item.routes, RecordRows)
+        self._keep([[(self.replay.layer_ids, usage)] if record else []], [item])
         (total,) = _usage.combine(
             [[] if usage is None else [usage]], [item], sorted(self.arch.moe_layers), self.parallel
         )
@@ -289,12 +303,20 @@ class Transformer:
             return lengths  # the all-to-all dispatcher takes any
         return np.max(near, axis=0).tolist()
 
+    def _keep(self, choices: list[list[Any]], items: list[Prepared]) -> None:
+        self.recorded = [
+            gather_choice(found, item, self.arch.experts, self.parallel) if isinstance(item.routes, RecordRows) else None
+            for found, item in zip(choices, items, strict=False)
+        ]
+
     def _replaying(self, chunk: int, item: Prepared) -> AbstractContextManager[Any]:
         routes = item.routes
         if routes is None:
             return nullcontext()
         if not self.replays:
             raise ValueError("routes: the batch brings routes, but this policy does not replay; call attach_replay()")
+        if isinstance(routes, RecordRows):
+            return self.replays[chunk].record()
         return self.replays[chunk].use(routes.ids, routes.valid, layer_ids=routes.layer_ids, measure=routes.measure)
 
     def _fill(self, read: Callable[[str, models.Box], Tensor]) -> None:

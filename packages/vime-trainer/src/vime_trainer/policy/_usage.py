@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from vime_trainer.megatron import Parallel
+from vime_trainer.packed import ReplayRows
 from vime_trainer.policy._layouts import Prepared
 
 __all__ = ["combine"]
@@ -32,7 +33,7 @@ def combine(
     alone = here.tensor_size * here.context_size * here.pipeline_size == 1
     return [
         None
-        if item.routes is None
+        if not isinstance(item.routes, ReplayRows)
         else usages[index][0]
         if alone and len(item.seen) == item.total
         else _add(usages[index], item, moe_layers, here)
