@@ -5,12 +5,33 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from vime_launch import __version__
 from vime_launch.recipe import STAGES, RecipeError, load_recipe
 
 BAD_INPUT = 2
+
+
+def _at_least(lowest: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        value = int(text)
+        if value < lowest:
+            raise argparse.ArgumentTypeError(f"must be at least {lowest}, got {value}")
+        return value
+
+    read.__name__ = "whole number"  # named by argparse where the text is none
+    return read
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return value
+
+
+_positive.__name__ = "number"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -24,16 +45,16 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--resume", metavar="FOLDER", help="continue the run in this folder")
     _pythons(run)
     demo = commands.add_parser("demo", help="train a tiny model by reinforcement learning", allow_abbrev=False)
-    demo.add_argument("--seeds", type=int, default=1, metavar="N", help="repeat with seeds 0 to N-1")
-    demo.add_argument("--seed", type=int, default=0, metavar="S", help="the first seed")
-    demo.add_argument("--steps", type=int, default=None, help="steps of reinforcement learning")
-    demo.add_argument("--max-staleness", type=int, default=0, help="batches that a sample may lag behind")
+    demo.add_argument("--seeds", type=_at_least(1), default=1, metavar="N", help="repeat with seeds 0 to N-1")
+    demo.add_argument("--seed", type=_at_least(0), default=0, metavar="S", help="the first seed")
+    demo.add_argument("--steps", type=_at_least(1), default=None, help="steps of reinforcement learning")
+    demo.add_argument("--max-staleness", type=_at_least(0), default=0, help="batches that a sample may lag behind")
     demo.add_argument(
-        "--max-difference", type=float, default=1e-5, metavar="NATS",
+        "--max-difference", type=_positive, default=1e-5, metavar="NATS",
         help="bound of the mean log-prob difference (float32 on CPU: 1e-5; GPUs multiply in TF32: 2e-3)",
     )  # fmt: skip
     demo.add_argument("--short", action="store_true", help="a few steps after a short warm-up; no claim on accuracy")
-    demo.add_argument("--sft-steps", type=int, default=None, help="steps of the warm-up")
+    demo.add_argument("--sft-steps", type=_at_least(1), default=None, help="steps of the warm-up")
     demo.add_argument("--prepare-only", action="store_true", help="build the task and warm the model up, and stop there")
     demo.add_argument("--runs-dir", default="runs", help="where the run folder is made")
     demo.add_argument("--name", default=None, help="name of the run folder; a number is added for further seeds")

@@ -135,9 +135,11 @@ def _stage(python: str, env: dict[str, str], arguments: list[str], log: Path, co
     """
     started, peak = time.monotonic(), 0
     with log.open("w") as output:
-        process = subprocess.Popen(
-            [python, "-m", "vime_trainer", *arguments], stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **env}
-        )
+        command = [python, "-m", "vime_trainer", *arguments]
+        try:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **env})
+        except OSError as error:
+            raise RecipeError(f"trainer: cannot start {python}: {error.strerror}") from None
         try:
             while process.poll() is None:
                 peak = max(peak, sum(seen.resident for seen in tree(os.getpid())))

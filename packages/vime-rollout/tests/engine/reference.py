@@ -45,3 +45,37 @@ class Reference:
             logits = [layer.sigmoid() + bias for layer, bias in zip(logits, biases, strict=True)]
         top_k = self.model.config.num_experts_per_tok
         return np.stack([layer.topk(top_k, dim=-1).indices.sort(dim=-1).values.numpy() for layer in logits], axis=1)
+
+    @torch.no_grad()
+    def forced(self, tokens: Sequence[int], routes: np.ndarray) -> np.ndarray:
+        """Log-probability of every token but the first when given experts run: [n - 1].
+
+        Args:
+            tokens: n tokens.
+            routes: [n - 1, layers, top_k]; the last token, which has no row, routes itself.
+        """
+        routers = [one for name, one in self.model.named_modules() if type(one).__name__.lower().endswith("topkrouter")]
+        for place, router in enumerate(routers):
+            router.forward = _forced(router, torch.from_numpy(routes[:, place].astype(np.int64)))
+        try:
+            table = self.logprobs(tokens)
+        finally:
+            for router in routers:
+                del router.forward
+        return np.array([table[i - 1, tokens[i]] for i in range(1, len(tokens))])
+
+
+def _forced(router, ids: torch.Tensor):
+    """g_i = s_i / sum of s_j over the given experts, with s the exponential of the logits, or their sigmoid."""
+
+    def forward(hidden):
+        logits = torch.nn.functional.linear(hidden.reshape(-1, router.weight.shape[1]), router.weight)
+        sigmoid = hasattr(router, "e_score_correction_bias")
+        scores = logits.sigmoid() if sigmoid else logits.softmax(-1)
+        own = (scores + router.e_score_correction_bias if sigmoid else scores)[len(ids) :].topk(router.top_k).indices
+        chosen = torch.cat([ids, own])
+        gates = scores.gather(1, chosen)
+        gates = gates / gates.sum(-1, keepdim=True) * getattr(router, "routed_scaling_factor", 1.0)
+        return logits, gates, chosen
+
+    return forward

@@ -54,7 +54,10 @@ def test_abort_ends_requests_at_an_exact_version_boundary(moe, other):
     assert {span.version.number for span in header.spans} == {before.number}
     late = moe.stream([*PROMPT, *answer.tokens], 8, ignore_eos=True, return_routing=True)  # waits for the new weights
     pusher.load(manifest, parts)
-    assert pusher.commit(manifest).status.version == manifest.version
+    committed = pusher.commit(manifest).status
+    assert committed.version == manifest.version
+    # Whoever sends weights sees on what kernels they landed.
+    assert committed.kernel_backends["platform"] and committed.kernel_backends == moe.status().kernel_backends
     rest = finish(late, [])
     assert set(rest.versions) == {manifest.version.number}
     header = rest.last.routing.header

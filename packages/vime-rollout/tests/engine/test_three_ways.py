@@ -12,6 +12,7 @@ import subprocess
 import models
 import numpy as np
 import pytest
+import replaying
 from conftest import running
 from reference import Reference
 
@@ -118,3 +119,41 @@ def test_glm_routes_are_those_of_its_sparse_layers_and_replay_needs_no_bias(glm,
     assert furthest(rows[: len(scores)]) > 1e-2
     assert furthest(rows[len(scores) :]) < BOUND
     glm.pusher().push(glm.tensors, glm.next_version())
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["moe", "glm"])
+def test_a_trainer_with_other_routers_runs_the_experts_of_the_engine(name, request, tmp_path):
+    """Its own choice differs in more than a tenth of the tokens; gates are its own, over the engine's experts."""
+    engine = request.getfixturevalue(name)
+    engine.pusher().push(engine.tensors, engine.next_version())
+    answers = replaying.generate(engine, PROMPTS, 40)
+    same = replaying.replay(engine.folder, answers, tmp_path)
+    assert np.abs(answers.of_answers(same["replayed"]) - answers.scores).mean() < 1e-6
+    assert same["flips"].sum() == 0
+
+    noise = np.random.default_rng(3)
+    gate = "mlp.gate.weight"
+    drifted = {
+        key: value + 0.05 * noise.standard_normal(value.shape).astype(np.float32) if key.endswith(gate) else value
+        for key, value in engine.tensors.items()
+    }
+    folder = models.save(tmp_path / "drifted", engine.config, drifted)
+    got = replaying.replay(folder, answers, tmp_path)
+    rows = answers.has_row
+    assert (got["flips"] > 0.1 * rows.sum()).all()
+    experts = np.zeros_like(got["chosen"])
+    np.put_along_axis(experts, answers.routes.transpose(1, 0, 2).astype(np.int64), True, axis=2)
+    assert np.array_equal(got["chosen"][:, rows], experts[:, rows])
+
+    reference = Reference(folder)
+    parts = np.cumsum(answers.lengths)[:-1]
+    for tokens, ids, ours in zip(
+        answers.sequences, np.split(answers.routes, parts), np.split(got["replayed"], parts), strict=True
+    ):
+        wanted = reference.forced(tokens, ids[:-1])
+        assert np.abs(ours[1:] - wanted).mean() < 1e-6 and np.abs(ours[1:] - wanted).max() < BOUND
+    assert np.abs(answers.of_answers(got["alone"] - got["replayed"])).mean() > 1e-3
+    # Every expert that the engine chose learns, whether or not the trainer alone would have chosen it.
+    used = experts[:, rows].any(axis=1)
+    assert (np.abs(got["gates"]).sum(axis=2)[used] > 0).all()

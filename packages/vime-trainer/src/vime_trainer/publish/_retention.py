@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 
 class Retention:
-    """The newest version stays for engines that come late; an older one stays until every engine that was sent it has
-    acknowledged it or given it up, and every reader has finished, however long that takes."""
+    """The newest version stays for engines that come late, and so does one that is on its way out and not published yet: an
+    attempt that failed is repeated. An older one stays until every engine that was sent it has acknowledged it or given it up,
+    and every reader has finished, however long that takes."""
 
     def __init__(self) -> None:
         self._pending: dict[str, set[str]] = {}
@@ -45,11 +46,9 @@ class Retention:
 
     def take_removable(self) -> list[str]:
         """Versions that nobody needs; they are forgotten here."""
-        free = [
-            update_id
-            for update_id, engines in self._pending.items()
-            if update_id != self._newest and not engines and not self._readers.get(update_id)
-        ]
+        added = list(self._pending)
+        older = added[: added.index(self._newest)] if self._newest in self._pending else []
+        free = [one for one in older if not self._pending[one] and not self._readers.get(one)]
         for update_id in free:
             del self._pending[update_id]
         return free
