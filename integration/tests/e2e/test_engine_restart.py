@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import grpc
@@ -14,13 +15,32 @@ from vime_launch import toml
 from vime_launch.process_tree import tree
 from vime_proto.channel import open_sync_channel
 from vime_proto.rollout.v1 import rollout_pb2, rollout_pb2_grpc
+from vime_proto.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 
-STEPS = 5
+STEPS = 6
+
+
+def waits_for_groups(folder: Path):
+    """A condition: the trainer has waited for a second, so that it has nothing left to train on."""
+    since: list[float] = []
+
+    def condition() -> bool:
+        with open_sync_channel((folder / "addresses/trainer").read_text()) as channel:
+            state = trainer_pb2_grpc.TrainerServiceStub(channel).GetStatus(trainer_pb2.GetStatusRequest(), timeout=60).state
+        if state != trainer_pb2.TRAINER_STATE_WAITING:
+            since.clear()
+            return False
+        since.append(time.monotonic())
+        return since[-1] - since[0] > 1.0
+
+    return condition
 
 
 def test_a_run_outlives_its_engine(vime, home, prepared):
     recipe = demo_recipe(prepared) | {"name": "mortal", "runs_dir": str(home / "restart")}
     recipe["engine"] |= {"restart": 2}
+    # A lease that lapsed would be another story.
+    recipe["buffer"]["config"]["lease_ttl_seconds"] = 600
     recipe["trainer"]["config"] |= {
         "max_steps": STEPS,
         "max_staleness": 0,
@@ -43,10 +63,17 @@ def test_a_run_outlives_its_engine(vime, home, prepared):
     try:
         # The only engine, while the trainer waits for groups of its newest weights: nobody would push those again.
         wait_until(lambda: steps() >= 1, 300, process, say)
-        os.kill(stage_process(folder, "engine-0"), signal.SIGKILL)
-        log = folder / "logs/engine-0.log"
-        wait_until(lambda: "caught up with mortal/0:" in log.read_text(), 300, process, say)
-        wait_until(lambda: steps() >= 2, 300, process, say)
+        worker = stage_process(folder, "worker-0")
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            wait_until(waits_for_groups(folder), 60, process, say)
+            os.kill(stage_process(folder, "engine-0"), signal.SIGKILL)
+            log = folder / "logs/engine-0.log"
+            wait_until(lambda: "caught up with mortal/0:" in log.read_text(), 300, process, say)
+        finally:
+            os.kill(worker, signal.SIGCONT)
+        before = steps()
+        wait_until(lambda: steps() > before, 300, process, say)
         # vLLM's core, in the middle of an update.
         with open_sync_channel((folder / "addresses/engine-0").read_text()) as channel:
             status = rollout_pb2_grpc.EngineControlServiceStub(channel).GetStatus
