@@ -171,12 +171,15 @@ def test_contract_versions_that_do_not_meet_are_refused_by_name(recipes):
 
 
 def test_each_engine_gets_its_own_devices_in_numeric_order(recipes):
-    process = recipes.start(ray={"gpus": 12}, engine={"count": 2, "gpus": 6})
+    process = recipes.start(ray={"gpus": 16}, engine={"count": 2, "gpus": 6}, trainer={"ranks": 2, "gpus": 2})
     assert process.wait(90) == 0, recipes.output
     devices = [(recipes.run / f"logs/engine-{index}.log").read_text().split()[1] for index in range(2)]
     given = [[int(one) for one in text.split(",")] for text in devices]
     assert all(one == sorted(one) for one in given)
-    assert given[0] + given[1] == list(range(12))
+    # A rank of the trainer has as many as its table says.
+    ranks = [int(one) for one in (recipes.run / "logs/trainer.log").read_text().split()[1].split(",")]
+    assert len(ranks) == 4 and ranks == sorted(ranks)
+    assert given[0] + given[1] == list(range(12)) and sorted(given[0] + given[1] + ranks) == list(range(16))
 
 
 def test_more_devices_than_there_are_is_refused_by_name(recipes):
