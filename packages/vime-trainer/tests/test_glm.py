@@ -11,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from vime_trainer import cli
+from vime_trainer.checkpoint import RunState, save_checkpoint
 from vime_trainer.models import HfConfig, family_of, read_config
 from vime_trainer.optim import Optimizer, OptimizerSettings
 from vime_trainer.packed import ReplayRows, pack
@@ -89,6 +91,21 @@ def test_the_bias_stays_in_float32_and_training_leaves_it(glm_folder, tmp_path):
     assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")[BIAS.format(2)], want[BIAS.format(2)])
 
 
+def test_a_checkpoint_holds_the_bias_and_exports_it(glm_folder, tmp_path, capsys):
+    policy = Policy.from_hf(glm_folder)
+    with torch.no_grad():
+        for value in policy.weights().values():
+            value.add_(0.25)
+    save_checkpoint(tmp_path / "run", policy, Optimizer(policy, OptimizerSettings()), RunState(1))
+    command = ["export", "--model", glm_folder, "--checkpoint", tmp_path / "run", "--output", tmp_path / "out"]
+    assert cli.main([str(word) for word in command]) == 0, capsys.readouterr().err
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    want = dict(policy.hf_tensors())
+    assert found.keys() == want.keys() and all(torch.equal(found[name], want[name]) for name in want)
+    original = load_file(glm_folder / "model.safetensors")
+    assert all(torch.equal(found[name], original[name] + 0.25) for name in (BIAS.format(1), BIAS.format(2)))
+
+
 def test_random_weights_have_no_bias(glm_folder):
     tensors = dict(Policy.from_config(glm_folder).hf_tensors())
     assert not any(value.any() for name, value in tensors.items() if name.endswith("bias"))
@@ -163,8 +180,6 @@ def test_replay_gives_the_forced_experts_their_own_normalised_and_scaled_scores(
 
 
 def test_scoring_replays_the_routes_that_a_row_brings(glm_folder, tmp_path, capsys):
-    from vime_trainer import cli
-
     rolled = changed(
         glm_folder,
         tmp_path / "rolled",
