@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from workload import micro_batches
 
-from vime_trainer.checkpoint import POLICY, RunState, Saver, Trained, load_checkpoint
+from vime_trainer.checkpoint import POLICY, RunState, Saver, Trained, load_models
 from vime_trainer.megatron import ParallelConfig
 from vime_trainer.optim import Optimizer, OptimizerSettings
 from vime_trainer.policy import Policy
+from vime_trainer.value import ValueModel
 
+CRITIC = "critic"
 SETTINGS = {"learning_rate": 1e-2, "epsilon": 1e-3, "clip_grad_norm": 0.5, "weight_decay": 0.1}
 
 
@@ -26,10 +28,11 @@ class Chain:
 
     Attributes:
         name: of the chain.
-        model: "dense", "tied" or "moe".
+        model: "dense", "tied", "moe" or "glm".
         layouts: sizes of ParallelConfig; "distributed" is the optimizer's.
         dtype: of the model.
         resumed: whether the first layout must also go on exactly after a restart.
+        critic: whether a value model with an optimizer of its own is handed on, too.
         start: checkpoint that the first layout restores instead of training.
     """
 
@@ -38,6 +41,7 @@ class Chain:
     layouts: Sequence[dict[str, Any]]
     dtype: str = "float32"
     resumed: bool = False
+    critic: bool = False
     start: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -45,16 +49,25 @@ class Chain:
         return dict(vars(self))
 
 
-def make(chain: Chain, layout: dict[str, Any], root: Path) -> Trained:
-    """A fresh policy and optimizer."""
-    sizes = {name: size for name, size in layout.items() if name != "distributed"}
-    policy = Policy.from_hf(root / chain.model, chain.dtype, parallel=ParallelConfig(**sizes))
+def make(chain: Chain, layout: dict[str, Any], root: Path) -> dict[str, Trained]:
+    """Fresh models and optimizers."""
+    parallel = ParallelConfig(**{name: size for name, size in layout.items() if name != "distributed"})
     settings = OptimizerSettings(**SETTINGS, distributed=layout.get("distributed", False))
-    return Trained(policy, Optimizer(policy, settings))
+    models = {POLICY: Policy.from_hf(root / chain.model, chain.dtype, parallel=parallel)}
+    if chain.critic:
+        models[CRITIC] = ValueModel.from_hf(root / chain.model, chain.dtype, parallel=parallel, head_std=0.1)
+    return {name: Trained(model, Optimizer(model, settings)) for name, model in models.items()}
 
 
-def train(trained: Trained, step: bool = True) -> float:
-    """One step, or the loss alone; the loss of all ranks, on ranks of the last stage."""
+def train(models: dict[str, Trained], step: bool = True) -> float:
+    """One step of all models, or the loss alone; the policy's loss of all ranks, on ranks of the last stage."""
+    for name, trained in models.items():
+        if name != POLICY:
+            _train(trained, lambda outputs, weights: (outputs.values * weights).sum(), step)
+    return _train(models[POLICY], lambda outputs, weights: -(outputs.logprobs * weights).sum(), step)
+
+
+def _train(trained: Trained, loss_of: Callable[[Any, torch.Tensor], torch.Tensor], step: bool) -> float:
     policy, optimizer = trained.policy, trained.optimizer
     here, work = policy.parallel, micro_batches("plain")
     mine = list(range(len(work)))[here.data_rank :: here.data_size]
@@ -62,7 +75,7 @@ def train(trained: Trained, step: bool = True) -> float:
 
     def loss(index, outputs):
         nonlocal total
-        value = -(outputs.logprobs * work[mine[index]][2]).sum()
+        value = loss_of(outputs, work[mine[index]][2])
         total += float(value.detach())
         return value
 
@@ -80,16 +93,16 @@ def run(chain: Chain, root: Path, out: Path) -> list[float | None]:
     """
     losses, before = [], None if chain.start is None else Path(chain.start)
     for number, layout in enumerate(chain.layouts):
-        trained = make(chain, layout, root)
+        models = make(chain, layout, root)
         if before is None:
             for _ in range(2):
-                train(trained)
+                train(models)
         else:
-            load_checkpoint(before, trained.policy, trained.optimizer)
+            load_models(before, models)
         saver = Saver(out, asynchronous=bool(number % 2))
-        saved = saver.save({POLICY: trained}, RunState(number))
-        loss = train(trained, step=False)
-        losses.append(loss if trained.policy.parallel.is_last_stage else None)
+        saved = saver.save(models, RunState(number))
+        loss = train(models, step=False)
+        losses.append(loss if models[POLICY].policy.parallel.is_last_stage else None)
         saver.wait()
         before = saved.result()
     return losses
@@ -101,18 +114,19 @@ def check_resume(chain: Chain, root: Path, out: Path) -> None:
     Raises:
         AssertionError: it does not.
     """
-    trained = make(chain, chain.layouts[0], root)
-    rank = trained.policy.parallel.rank
+    models = make(chain, chain.layouts[0], root)
+    rank = models[POLICY].policy.parallel.rank
     torch.manual_seed(100 + rank)
     random.seed(200 + rank)
-    train(trained)
-    path = Saver(out).save({POLICY: trained}, RunState(1)).result()
-    want = [train(trained) for _ in range(2)], torch.rand(3), random.random()
-    weights = {name: param.detach().clone() for name, param in trained.policy.parameters().items()}
+    train(models)
+    path = Saver(out).save(models, RunState(1)).result()
+    want = [train(models) for _ in range(2)], torch.rand(3), random.random()
     again = make(chain, chain.layouts[0], root)
-    load_checkpoint(path, again.policy, again.optimizer)
+    load_models(path, again)
     got = [train(again) for _ in range(2)], torch.rand(3), random.random()
     assert got[0] == want[0] and torch.equal(got[1], want[1]) and got[2] == want[2], (got, want)
-    for name, param in again.policy.parameters().items():
-        assert torch.equal(param, weights[name]), name
-    assert again.optimizer.updates == 3
+    for name, trained in models.items():
+        weights = trained.policy.parameters()
+        for key, param in again[name].policy.parameters().items():
+            assert torch.equal(param, weights[key]), (name, key)
+        assert again[name].optimizer.updates == 3

@@ -31,7 +31,9 @@ def main() -> None:
             traceback.print_exc()
             sys.exit(1)
         here = parallel()
-        save_file({name: value.contiguous() for name, value in found.items()}, out / f"{case.name}-{here.rank}.safetensors")
+        save_file(
+            {name: value.contiguous() for name, value in found.items()}, out / f"{case.name}-{here.rank}.safetensors"
+        )
         here.barrier()
 
 

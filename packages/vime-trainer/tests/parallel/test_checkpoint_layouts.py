@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 import workload
 from checkpoint_workload import Chain
+from tests_support import make_folder
 
 from vime_trainer.checkpoint import path_of
 from vime_trainer.checkpoint._boxes import Box
@@ -21,7 +23,8 @@ SHARDED = {"distributed": True}
 CHAINS = [
     Chain("dense", "dense", [SHARDED, {"tensor": 2}, {"pipeline": 2}, SHARDED | {"context": 2}], resumed=True),
     Chain("tied", "tied", [{"pipeline": 2, "virtual": 2}, {"tensor": 2}, SHARDED, {"pipeline": 2}]),
-    Chain("moe", "moe", [{"tensor": 2, "expert": 2}, {"pipeline": 2}, SHARDED, {"expert": 2}, {"expert_tensor": 2}]),
+    Chain("moe", "moe", [{"tensor": 2, "expert": 2}, {"pipeline": 2}, SHARDED, {"expert_tensor": 2}], critic=True),
+    Chain("glm", "glm", [SHARDED | {"expert": 2}, {"tensor": 2, "expert": 2}, {"expert": 2}]),
     Chain("bfloat16", "dense", [SHARDED, {"tensor": 2}, {"context": 2}], dtype="bfloat16", resumed=True),
     Chain("tensor", "moe", [{"tensor": 2}, SHARDED | {"expert": 2}], resumed=True),
 ]
@@ -32,6 +35,7 @@ def found(tmp_path_factory):
     """Folders of models and of checkpoints, and losses by chain: one start for all chains."""
     root, out = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("checkpoints")
     workload.make_models(root)
+    make_folder("glm4_moe", root / "glm")
     arguments = [str(root), str(out), json.dumps([chain.to_json() for chain in CHAINS])]
     launch.start(2, Path(__file__).parent / "checkpoint_rank.py", arguments, seconds=150)
     ranks = [json.loads((out / f"losses-{rank}.json").read_text()) for rank in range(2)]
@@ -51,7 +55,7 @@ def tensors_of(path):
     for name, entry in stored.manifest.items():
         if name.startswith("random/"):
             continue
-        padded = "embedding" in name or "output_layer" in name
+        padded = "embedding" in name or name.startswith("policy/") and "output_layer" in name
         shape = (workload.VOCAB, *entry.shape[1:]) if padded and entry.shape else entry.shape
         found[name] = torch.empty(shape, dtype=getattr(torch, entry.dtype))
         stored.fill(name, Box.whole(shape), found[name])
@@ -63,9 +67,11 @@ def test_layouts_hand_on_the_same_bits_and_the_same_loss(chain, found, tmp_path)
     root, out, losses = found
     want = tensors_of(path_of(out / chain.name, 0))
     kinds = {name.split("/")[2] for name in want if "/optimizer/" in name}
+    assert {name.split("/")[0] for name in want} == {"policy"} | ({"critic"} if chain.critic else set())
+    assert any("expert_bias" in name for name in want) == (chain.model == "glm")
     assert kinds == {"exp_avg", "exp_avg_sq", "step"} | ({"master"} if chain.dtype == "bfloat16" else set())
     last = path_of(out / chain.name, len(chain.layouts) - 1)
-    single = Chain(chain.name, chain.model, [{}], chain.dtype, start=str(last))
+    single = dataclasses.replace(chain, layouts=[{}], start=str(last))
     alone = checkpoint_workload.run(single, root, tmp_path)
     paths = [path_of(out / chain.name, number) for number in range(1, len(chain.layouts))]
     for path in [*paths, path_of(tmp_path, 0)]:

@@ -25,6 +25,7 @@ TWO = [
     Case("tp2-without-sequence", "tied", {"tensor": 2, "sequence": False}),
     Case("tp2-moe", "moe", {"tensor": 2}),
     Case("tp2-moe-routed", "moe", {"tensor": 2}, "routed"),
+    Case("tp2-moe-recorded", "moe", {"tensor": 2}, "recorded", policy={"recompute": True}),
     Case("tp2-expert-tp2", "moe", {"tensor": 2, "expert_tensor": 2}),
     Case("tp2-ep2", "moe", {"tensor": 2, "expert": 2}),
     Case("tp2-ep2-glm", "glm", {"tensor": 2, "expert": 2}),
@@ -35,6 +36,7 @@ TWO = [
     Case("pp2", "dense", {"pipeline": 2}),
     Case("pp2-tied", "tied", {"pipeline": 2}),
     Case("pp2-moe-routed", "moe", {"pipeline": 2}, "routed"),
+    Case("pp2-vpp2-moe-recorded", "moe", {"pipeline": 2, "virtual": 2}, "recorded"),
     Case("pp2-masked", "dense", {"pipeline": 2}, "masked"),
     Case("pp2-poisoned", "dense", {"pipeline": 2}, "poison"),
     Case("pp2-vpp2", "tied", {"pipeline": 2, "virtual": 2}),
@@ -42,6 +44,7 @@ TWO = [
     Case("pp2-vpp2-three-batches", "dense", {"pipeline": 2, "virtual": 2}, "three"),
     Case("cp2", "dense", {"context": 2}),
     Case("cp2-moe-routed", "moe", {"context": 2}, "routed"),
+    Case("cp2-moe-recorded", "moe", {"context": 2}, "recorded"),
     Case("cp2-short", "dense", {"context": 2}, "short"),
     Case("cp2-distributed", "tied", {"context": 2}, optimizer={"distributed": True}),
     Case("ep2", "moe", {"expert": 2}),
@@ -53,6 +56,13 @@ TWO = [
     Case("padded-cp2", "dense", {"context": 2}, policy={"layout": "padded"}),
     Case("recompute-tp2", "moe", {"tensor": 2}, "routed", policy={"recompute": True}),
     Case("recompute-pp2", "dense", {"pipeline": 2}, policy={"recompute": True}),
+    Case("critic-dp2-distributed", "tied", {}, optimizer={"distributed": True}, critic=True),
+    Case("critic-tp2", "tied", {"tensor": 2}, critic=True),
+    Case("critic-tp2-without-sequence", "dense", {"tensor": 2, "sequence": False}, critic=True),
+    Case("critic-pp2", "tied", {"pipeline": 2}, critic=True),
+    Case("critic-pp2-vpp2", "dense", {"pipeline": 2, "virtual": 2}, critic=True),
+    Case("critic-cp2", "dense", {"context": 2}, critic=True),
+    Case("critic-ep2", "moe", {"expert": 2}, critic=True),
 ]
 
 FOUR = [
@@ -69,6 +79,7 @@ FOUR = [
     Case("pp2-cp2-tied", "tied", {"pipeline": 2, "context": 2}),
     Case("cp2-ep2-distributed", "moe", {"context": 2, "expert": 2}, optimizer={"distributed": True}),
     Case("dp2-pp2-poisoned-rank", "tied", {"pipeline": 2}, "poison"),
+    Case("critic-tp2-cp2", "tied", {"tensor": 2, "context": 2}, critic=True),
 ]
 
 
@@ -82,12 +93,12 @@ def root(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def alone(root):
     """What one process computes, made once for each model and variant."""
-    known: dict[tuple[str, str], dict[str, torch.Tensor]] = {}
+    known: dict[tuple[str, str, bool], dict[str, torch.Tensor]] = {}
 
     def get(case: Case) -> dict[str, torch.Tensor]:
-        key = (case.model, case.variant)
+        key = (case.model, case.variant, case.critic)
         if key not in known:
-            known[key] = workload.run(Case("alone", *key[:1], variant=key[1]), root)
+            known[key] = workload.run(Case("alone", case.model, variant=case.variant, critic=case.critic), root)
         return known[key]
 
     return get
@@ -117,7 +128,9 @@ def test_layouts_equal_one_process(case, found, alone, record_property):
             other = want[name]
             assert value.shape == other.shape, name
             worst = max(worst, difference(value, other))
-            torch.testing.assert_close(value, other, rtol=1e-5, atol=2e-6, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                value, other, rtol=1e-5, atol=2e-6, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+            )
         merged |= tensors
     assert merged.keys() == want.keys(), "something that no rank has"
     record_property("largest relative difference", worst)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ import torch
 
 from vime_trainer.megatron import ParallelConfig
 from vime_trainer.optim import Optimizer, OptimizerSettings
-from vime_trainer.packed import PackedBatch, ReplayRows, pack
+from vime_trainer.packed import PackedBatch, RecordRows, ReplayRows, TokenOutputs, pack
 from vime_trainer.policy import Policy
+from vime_trainer.value import ValueModel, ValueOutputs
 
 VOCAB, LAYERS, EXPERTS, TOP_K = 61, 4, 4, 2
 MOE_LAYERS = {"moe": (0, 2, 3), "glm": (1, 2, 3)}
@@ -32,10 +33,12 @@ class Case:
         name: of the case.
         model: "dense", "tied", "moe" or "glm" (GLM-4.5).
         sizes: of ParallelConfig.
-        variant: "plain", "routed" (replays routes), "masked" (the odd micro-batches have no trainable token), "short" (two
-            tokens a micro-batch), "three" (one micro-batch less), "poison" (the gradient of one micro-batch is NaN).
+        variant: "plain", "routed" (replays routes), "recorded" (replays its own first choice in all that follows), "masked"
+            (the odd micro-batches have no trainable token), "short" (two tokens a micro-batch), "three" (one micro-batch
+            less), "poison" (the gradient of one micro-batch is NaN).
         policy: arguments of Policy.from_hf.
         optimizer: settings that differ.
+        critic: a ValueModel instead of a Policy; its values stand for log-probs.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Case:
     variant: str = "plain"
     policy: dict[str, Any] = field(default_factory=dict)
     optimizer: dict[str, Any] = field(default_factory=dict)
+    critic: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """For the command line of a rank."""
@@ -97,7 +101,7 @@ def make_models(root: Path) -> None:
         with torch.no_grad():
             for param in policy.weights().values():
                 if param.dim() == 1:
-                    param.add_(0.2 * torch.randn(param.shape))
+                    param.add_(0.2 * torch.randn(param.shape).to(param))
         policy.save_hf(folder, side_files=folder)
 
 
@@ -127,9 +131,9 @@ def micro_batches(variant: str, model: str = "moe") -> list[tuple[PackedBatch, t
 def with_routes(batch: PackedBatch, seed: int, layers: tuple[int, ...]) -> PackedBatch:
     """Routes that the model would not have chosen; last tokens of sequences have none."""
     generator = np.random.default_rng(seed)
-    ids = np.stack(
-        [[generator.permutation(EXPERTS)[:TOP_K] for _ in layers] for _ in range(batch.total)]
-    ).astype(np.uint8)
+    ids = np.stack([[generator.permutation(EXPERTS)[:TOP_K] for _ in layers] for _ in range(batch.total)]).astype(
+        np.uint8
+    )
     valid = np.ones(batch.total, dtype=bool)
     valid[batch.cu_seqlens[1:].numpy() - 1] = False
     return PackedBatch(
@@ -141,6 +145,22 @@ def with_routes(batch: PackedBatch, seed: int, layers: tuple[int, ...]) -> Packe
     )
 
 
+def make_model(case: Case, root: Path) -> Policy | ValueModel:
+    """The model of a case, with the head that it asks for."""
+    parallel = ParallelConfig(**case.sizes)
+    if case.critic:
+        return ValueModel.from_hf(root / case.model, parallel=parallel, head_std=0.3, seed=8, **case.policy)
+    replay = case.variant in ("routed", "recorded")
+    return Policy.from_hf(root / case.model, replay=replay, parallel=parallel, **case.policy)
+
+
+def as_tokens(outputs: TokenOutputs | ValueOutputs) -> TokenOutputs:
+    """Values in the place of log-probs."""
+    if isinstance(outputs, TokenOutputs):
+        return outputs
+    return TokenOutputs(outputs.values, torch.zeros_like(outputs.values))
+
+
 def run(case: Case, root: Path) -> dict[str, torch.Tensor]:
     """Everything that must not depend on the layout, as far as this rank has it.
 
@@ -149,17 +169,18 @@ def run(case: Case, root: Path) -> dict[str, torch.Tensor]:
         replayed, on ranks of the last stage; "loss", "norm" and "applied" of each step; the Hugging Face tensors after the
         steps as "hf.NAME" on rank 0.
     """
-    policy = Policy.from_hf(
-        root / case.model, replay=case.variant == "routed", parallel=ParallelConfig(**case.sizes), **case.policy
-    )
+    policy = make_model(case, root)
     here = policy.parallel
     settings = {"learning_rate": 1e-2, "epsilon": 1e-3, "clip_grad_norm": 0.5, "weight_decay": 0.1}
     optimizer = Optimizer(policy, OptimizerSettings(**(settings | case.optimizer)))
     work = micro_batches(case.variant, case.model)
     mine = list(range(len(work)))[here.data_rank :: here.data_size]
     batches, masks = [work[n][0] for n in mine], [work[n][1] for n in mine]
+    if case.variant == "recorded":
+        policy.run([replace(batch, routes=RecordRows()) for batch in batches], masks)
+        batches = [replace(batch, routes=routes) for batch, routes in zip(batches, policy.recorded, strict=True)]
     found: dict[str, torch.Tensor] = {}
-    for number, out in zip(mine, policy.run(batches, masks), strict=False):
+    for number, out in zip(mine, map(as_tokens, policy.run(batches, masks)), strict=False):
         found[f"logprobs.{number}"], found[f"entropy.{number}"] = out.logprobs, out.entropy
         if out.usage is not None:
             found[f"flips.{number}"], found[f"flipped.{number}"] = out.usage.flips, out.usage.flipped.long()
@@ -170,7 +191,9 @@ def run(case: Case, root: Path) -> dict[str, torch.Tensor]:
 
         def loss(index, outputs):
             nonlocal total
-            value = -(outputs.logprobs * work[mine[index]][2]).sum() - 0.003 * outputs.entropy.sum()
+            outputs = as_tokens(outputs)
+            weights = work[mine[index]][2].to(outputs.logprobs.device)
+            value = -(outputs.logprobs * weights).sum() - 0.003 * outputs.entropy.sum()
             total += float(value.detach())
             return value
 
@@ -184,4 +207,4 @@ def run(case: Case, root: Path) -> dict[str, torch.Tensor]:
     found["norm"], found["applied"] = torch.tensor(norms), torch.tensor(applied)
     for name, tensor in policy.hf_tensors():
         found[f"hf.{name}"] = tensor.clone()
-    return found
+    return {name: value.cpu() for name, value in found.items()}

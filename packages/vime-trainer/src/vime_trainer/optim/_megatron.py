@@ -30,7 +30,7 @@ def megatron_config(settings: OptimizerSettings, dtype: torch.dtype) -> Any:
     """Megatron's OptimizerConfig; clipping, the learning rate and weight decay of vectors are left to `Optimizer`."""
     from megatron.core.optimizer import OptimizerConfig
 
-    return OptimizerConfig(
+    config = OptimizerConfig(
         optimizer="adam",
         lr=settings.learning_rate,
         weight_decay=settings.weight_decay,
@@ -42,8 +42,12 @@ def megatron_config(settings: OptimizerSettings, dtype: torch.dtype) -> Any:
         params_dtype=dtype,
         clip_grad=0.0,
         use_distributed_optimizer=settings.distributed,
-        **_offload(settings),
     )
+    if settings.cpu_offload and not torch.cuda.is_available():
+        log.warning("optimizer.cpu_offload: there is no GPU, so everything is in host memory already")
+    elif settings.cpu_offload:
+        _offload(config)
+    return config
 
 
 def choose_kernel(inner: torch.optim.Optimizer) -> None:
@@ -62,16 +66,28 @@ def choose_kernel(inner: torch.optim.Optimizer) -> None:
                 state["step"] = state["step"].to(param.device if fused else "cpu", torch.float32)
 
 
-def _offload(settings: OptimizerSettings) -> dict[str, Any]:
-    if not settings.cpu_offload:
-        return {}
-    if not torch.cuda.is_available():
-        log.warning("optimizer.cpu_offload: there is no GPU, so everything is in host memory already")
-        return {}
-    # Megatron's hybrid device optimizer takes gradients where its precision-aware optimizer leaves them.
-    return {
-        "optimizer_cpu_offload": True,
-        "optimizer_offload_fraction": 1.0,
-        "use_torch_optimizer_for_cpu_offload": True,
-        "use_precision_aware_optimizer": True,
-    }
+def choose_kernel(inner: torch.optim.Optimizer) -> None:
+    """Lets torch's Adam run as one kernel where its parameters are on a GPU; call it before each step.
+
+    The kernel needs no temporary copies of the state. A state that was just restored may have its step counts elsewhere.
+    """
+    if not isinstance(inner, torch.optim.Adam):
+        return
+    for group in inner.param_groups:
+        fused = switches.adam and all(param.is_cuda for param in group["params"])
+        group["fused"], group["foreach"] = fused or None, None
+        for param in group["params"]:
+            state = inner.state.get(param, {})
+            if torch.is_tensor(state.get("step")):
+                state["step"] = state["step"].to(param.device if fused else "cpu", torch.float32)
+
+
+def _offload(config: Any) -> None:
+    """Megatron's hybrid device optimizer. It takes gradients where the precision-aware optimizer leaves them, but with that
+    switch on Megatron compares the version of Transformer Engine, and fails where there is none; so it is set afterwards.
+    """
+    config.optimizer_cpu_offload = True
+    config.optimizer_offload_fraction = 1.0
+    config.use_torch_optimizer_for_cpu_offload = True
+    config.use_precision_aware_optimizer = config.use_precision_aware_optimizer_no_fp8_or_ds_fp8 = True
+    config.store_param_remainders = False

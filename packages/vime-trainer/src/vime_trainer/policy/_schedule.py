@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -65,5 +65,5 @@ def run_schedule(
 
 
 def _plainly() -> AbstractContextManager[Any]:
-    """Without the cost of `cuda_names`, which only the schedule itself needs."""
-    return torch._C.DisableTorchFunction()
+    """Without the cost of `cuda_names`, which only the schedule itself needs, and which there is not on a GPU."""
+    return nullcontext() if torch.cuda.is_available() else torch._C.DisableTorchFunction()
