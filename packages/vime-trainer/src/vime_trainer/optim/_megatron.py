@@ -66,22 +66,6 @@ def choose_kernel(inner: torch.optim.Optimizer) -> None:
                 state["step"] = state["step"].to(param.device if fused else "cpu", torch.float32)
 
 
-def choose_kernel(inner: torch.optim.Optimizer) -> None:
-    """Lets torch's Adam run as one kernel where its parameters are on a GPU; call it before each step.
-
-    The kernel needs no temporary copies of the state. A state that was just restored may have its step counts elsewhere.
-    """
-    if not isinstance(inner, torch.optim.Adam):
-        return
-    for group in inner.param_groups:
-        fused = switches.adam and all(param.is_cuda for param in group["params"])
-        group["fused"], group["foreach"] = fused or None, None
-        for param in group["params"]:
-            state = inner.state.get(param, {})
-            if torch.is_tensor(state.get("step")):
-                state["step"] = state["step"].to(param.device if fused else "cpu", torch.float32)
-
-
 def _offload(config: Any) -> None:
     """Megatron's hybrid device optimizer. It takes gradients where the precision-aware optimizer leaves them, but with that
     switch on Megatron compares the version of Transformer Engine, and fails where there is none; so it is set afterwards.
