@@ -13,7 +13,6 @@ from vime_trainer.batch import (
     RefusedSamplesError,
     UnsupportedSamplingError,
     build_micro_batch,
-    partition,
     plan_micro_batches,
     read_columns,
     split_groups,
@@ -31,7 +30,6 @@ def test_public_names():
         "UnsupportedSamplingError",
         "build_micro_batch",
         "index_group",
-        "partition",
         "plan_micro_batches",
         "plan_shares",
         "plan_step",
@@ -206,21 +204,6 @@ def test_every_sample_is_planned_once_and_fits(lengths, budget, layout):
         width = [lengths[s] for s in one]
         total = max(width) * len(width) if layout == "padded" else sum(width)
         assert total <= budget or len(one) == 1
-
-
-@pytest.mark.parametrize(("items", "ranks"), [(9, 4), (124, 15), (3, 4), (0, 2)])
-def test_every_rank_gets_a_share(items, ranks):
-    shares = partition([7] * items, ranks)
-    assert len(shares) == ranks
-    assert sorted(i for share in shares for i in share) == list(range(items))
-    sizes = [len(share) for share in shares]
-    assert max(sizes) - min(sizes) <= 1
-
-
-@given(st.lists(st.integers(1, 1000), min_size=1, max_size=60), st.integers(1, 8))
-def test_shares_balance_tokens(lengths, ranks):
-    totals = [sum(lengths[i] for i in share) for share in partition(lengths, ranks)]
-    assert max(totals) - min(totals) <= max(lengths)
 
 
 def test_optimizer_steps_take_whole_groups_once():

@@ -5,7 +5,7 @@ from ._cost import TokenCost
 from ._index import BatchIndex
 from ._micro import MicroBatch, build_micro_batch
 from ._of_group import index_group
-from ._plan import partition, plan_micro_batches, plan_shares, plan_step, share_samples, split_groups
+from ._plan import plan_micro_batches, plan_shares, plan_step, share_samples, split_groups
 from ._settings import BatchSettings
 
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "UnsupportedSamplingError",
     "build_micro_batch",
     "index_group",
-    "partition",
     "plan_micro_batches",
     "plan_shares",
     "plan_step",

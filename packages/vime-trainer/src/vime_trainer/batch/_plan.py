@@ -22,21 +22,6 @@ def split_groups(groups: np.ndarray, parts: int) -> list[np.ndarray]:
     return [(groups >= low) & (groups < high) for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
 
 
-def partition(lengths: Sequence[int], parts: int) -> list[list[int]]:
-    """Positions of items for each of `parts` ranks: counts differ by at most one, tokens are balanced.
-
-    Items are dealt from the longest to the shortest, back and forth over the ranks.
-    """
-    order = sorted(range(len(lengths)), key=lambda item: (-lengths[item], item))
-    shares: list[list[int]] = [[] for _ in range(parts)]
-    for turn in range(0, len(order), parts):
-        dealt = order[turn : turn + parts]
-        ranks = range(parts) if (turn // parts) % 2 == 0 else range(parts - 1, -1, -1)
-        for rank, item in zip(ranks, dealt, strict=False):
-            shares[rank].append(item)
-    return [sorted(share) for share in shares]
-
-
 def share_samples(
     lengths: Sequence[int], samples: Sequence[int], data_size: int, cost: TokenCost | None = None
 ) -> list[list[int]]:
