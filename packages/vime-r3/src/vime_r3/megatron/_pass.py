@@ -56,7 +56,7 @@ class Pass:
 
     Args:
         layer_ids: global numbers of the model's MoE layers.
-        ids: integers ``[layers, tokens, top_k]``, in the order of ``layer_ids``; None when the model routes itself.
+        ids: integers ``[tokens, layers, top_k]``, in the order of ``layer_ids``; None when the model routes itself.
         valid: bool ``[tokens]``; None when every row is replayed.
         measure: count where the live top-k differs.
         record: keep the live top-k.
@@ -74,7 +74,7 @@ class Pass:
         self.ids = ids
         self.valid = valid
         self.record: list[torch.Tensor | None] | None = [None] * len(self.layer_ids) if record else None
-        self.usage = Usage(self.layer_ids, 0 if ids is None else ids.shape[1]) if ids is not None else None
+        self.usage = Usage(self.layer_ids, 0 if ids is None else ids.shape[0]) if ids is not None else None
         self.measure = measure
         self.forward = True
         self.calls = [0] * len(self.layer_ids)
@@ -114,13 +114,13 @@ class Pass:
         if self.calls[place] > 1:
             phase = "forward pass" if self.forward else "recomputation"
             raise ReplayError(f"the router of layer {layer} ran twice in one {phase}")
-        if scores.shape[0] != self.ids.shape[1]:
+        if scores.shape[0] != self.ids.shape[0]:
             raise ReplayError(
-                f"the router of layer {layer} has {scores.shape[0]} tokens, but {self.ids.shape[1]} rows were given; "
+                f"the router of layer {layer} has {scores.shape[0]} tokens, but {self.ids.shape[0]} rows were given; "
                 "rows must be laid out as this rank's tokens are"
             )
         self._to(scores.device)
-        ids = self.ids[place].long()
+        ids = self.ids[:, place].long()
         measure = self.measure and self.forward
         if measure or self.valid is not None:
             own = live()[1]

@@ -148,13 +148,14 @@ class Replay:
         for layer, router in self._routers.items():
             if ids.shape[2] != router.topk:
                 raise ContractError("ids", f"have {ids.shape[2]} experts a token, layer {layer} has {router.topk}")
-        places = [given.index(layer) for layer in self.layer_ids]
+        if given != self.layer_ids:
+            ids = ids[:, [given.index(layer) for layer in self.layer_ids]]
         if isinstance(ids, np.ndarray):
             # torch has no full uint16: widen; the copy also detaches from a read-only payload.
             kind = {"|u1": np.uint8, "<u2": np.int32}.get(ids.dtype.str, np.int64)
-            rows = torch.from_numpy(np.ascontiguousarray(ids[:, places].swapaxes(0, 1), dtype=kind))
+            rows = torch.from_numpy(np.array(ids, dtype=kind, order="C"))
         else:
-            rows = ids[:, places].transpose(0, 1).contiguous()
+            rows = ids.clone()
         mask = None
         if valid is not None:
             if tuple(valid.shape) != (ids.shape[0],):
@@ -169,13 +170,13 @@ class Replay:
         # On a device this would wait for it; traces were checked when they were decoded.
         if not rows.numel() or rows.device.type != "cpu":
             return
-        experts = next(iter(self._routers.values())).num_experts
-        used = rows if mask is None else rows[:, mask.to(rows.device)]
-        if used.numel() and not (int(used.min()) >= 0 and int(used.max()) < experts):
-            raise ContractError("ids", f"must be in [0, {experts}), got {int(used.min())} to {int(used.max())}")
         if mask is not None:
-            # Hole rows may hold anything; they must still be readable.
-            rows[:, ~mask.to(rows.device)] = 0
+            # Hole rows may hold anything; they must still be readable. They are few.
+            rows[torch.nonzero(~mask.to(rows.device)).flatten()] = 0
+        experts = next(iter(self._routers.values())).num_experts
+        least, most = (int(one) for one in torch.aminmax(rows))
+        if not (least >= 0 and most < experts):
+            raise ContractError("ids", f"must be in [0, {experts}), got {least} to {most}")
 
 
 def attach(model: torch.nn.Module) -> Replay:
