@@ -57,7 +57,7 @@ def _pytest(session: nox.Session, name: str, *more: str, aside: bool = False) ->
     env = os.environ | {"HF_HUB_OFFLINE": "1"}
     if name == "proto-floor":
         env["PYTHONPATH"] = str(ROOT / folder / "src")
-    if name in ("launch", "engine"):
+    if name in ("launch", "engine", "r3"):
         # The engine's tests hold its numbers to the trainer's, which lives in another environment.
         env |= _stage_environment()
     JUNIT.mkdir(parents=True, exist_ok=True)

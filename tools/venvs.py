@@ -70,7 +70,7 @@ VENVS = {
     "proto": Venv(("vime-proto",), TEST, {"vime-proto": "settings,conformance"}),
     "buffer": Venv(("vime-proto", "vime-buffer"), TEST),
     "router": Venv(("vime-proto", "vime-router"), TEST),
-    "r3": Venv(("vime-proto", "vime-r3"), TEST, {"vime-r3": "zstd"}),
+    "r3": Venv(("vime-proto", "vime-r3"), TEST, {"vime-r3": "zstd,storage,inspect"}),
     "worker": Venv(("vime-proto", "vime-r3", "vime-rollout"), TEST, {"vime-r3": "zstd"}),
     "engine": Venv(
         ("vime-proto", "vime-r3", "vime-rollout"),
