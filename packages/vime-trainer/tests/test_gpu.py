@@ -8,9 +8,11 @@ import torch
 from tests_support import make_folder
 
 from vime_trainer.checkpoint import RunState, load_checkpoint, save_checkpoint
+from vime_trainer.fused import switches
 from vime_trainer.optim import Optimizer, OptimizerSettings
 from vime_trainer.packed import ReplayRows, pack
 from vime_trainer.policy import Policy
+from vime_trainer.policy._logprobs import token_logprobs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -109,3 +111,47 @@ def test_it_trains_and_resumes(folder, tmp_path, dtype):
     load_checkpoint(path, other, again)
     assert train(other, again, 5) == pytest.approx(rest, rel=0.02)
     assert rest[-1] < 0.8 * first[0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_kernels_compute_what_the_plain_ways_do(folder, dtype, monkeypatch):
+    batch = pack(rows(), temperature=[1.0, 0.7, 1.0, 1.3, 1.0, 1.0])
+    fast, grads = gradients(Policy.from_hf(folder, dtype), batch)
+    for name in ("swiglu", "rope", "dispatch", "logprobs"):
+        monkeypatch.setattr(switches, name, False)
+    plain, plain_grads = gradients(Policy.from_hf(folder, dtype), batch)
+    limit = 1e-5 if dtype == "float32" else 0.05
+    assert (fast - plain).abs().mean() < limit
+    dense = [name for name in grads if "expert" not in name and "router" not in name]
+    assert difference({n: grads[n] for n in dense}, {n: plain_grads[n] for n in dense}) < (
+        1e-4 if dtype == "float32" else 0.3
+    )
+
+
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_head_in_bfloat16_has_the_gradient_of_whole_logits(with_entropy):
+    make = torch.Generator("cuda").manual_seed(0)
+    hidden = torch.randn(300, 64, generator=make, device="cuda").bfloat16().requires_grad_()
+    head = (0.1 * torch.randn(1000, 64, generator=make, device="cuda")).bfloat16().requires_grad_()
+    targets = torch.randint(0, 1000, (300,), generator=make, device="cuda")
+    up = torch.rand(300, generator=make, device="cuda")
+
+    logp = (hidden.float() @ head.float().t()).log_softmax(-1)
+    whole = logp.gather(1, targets[:, None]).squeeze(1), -(logp.exp() * logp).sum(-1)
+    parts = token_logprobs(hidden, head, targets, torch.ones(300, device="cuda"), chunk=128)
+    grads = []
+    for values, entropy in (parts, whole):
+        loss = (values * up).sum() + (0.1 * entropy.sum() if with_entropy else 0.0)
+        grads.append(torch.autograd.grad(loss, (hidden, head), retain_graph=True))
+    assert (parts[0] - whole[0]).abs().max() < 1e-3 and (parts[1] - whole[1]).abs().max() < 1e-3
+    for one, two in zip(*grads, strict=True):
+        assert (one.float() - two.float()).norm() < 0.02 * two.float().norm()
+
+
+def test_batches_of_many_lengths_run_through_the_same_kernels(tmp_path):
+    policy = Policy.from_hf(make_folder("qwen3_moe", tmp_path), dtype="bfloat16")
+    for length in (17, 40, 3, 90):
+        batch = pack([torch.arange(length) % 61, torch.arange(5)])
+        together, _ = gradients(policy, batch)
+        alone = policy(pack([torch.arange(length) % 61])).logprobs.detach().cpu()
+        assert (together[:length] - alone).abs().mean() < 0.02

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from vime_proto.settings import Settings, load
 from vime_trainer.megatron import ParallelConfig
@@ -33,6 +33,12 @@ class PlanSettings(Settings):
     gpu_gib: float | None = Field(None, gt=0, description="memory of a GPU in GiB, to say whether it fits")
     format: Literal["table", "json"] = Field("table", description="what is printed; --json is short for json")
     parallel: ParallelConfig = ParallelConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> PlanSettings:
+        if self.cpu_offload and not self.distributed:
+            raise ValueError("cpu_offload: runs have it for the distributed optimizer alone; set distributed")
+        return self
 
 
 def main(argv: Sequence[str], prog: str) -> int:

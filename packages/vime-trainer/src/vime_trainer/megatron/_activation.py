@@ -50,9 +50,8 @@ def _forward(pairs: Tensor, weights: Tensor) -> Tensor:
 def _backward(pairs: Tensor, weights: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     gate, up = pairs.float().chunk(2, dim=-1)
     grad = grad.float()
-    share = gate.sigmoid()
-    active = gate * share
-    grad_weights = (grad * active * up).sum(-1)
+    active = silu(gate)
+    grad_weights = (active * up * grad).sum(-1)
     grad = grad * weights.float()[:, None]
-    slope = share * (1.0 + gate * (1.0 - share))
-    return torch.cat((grad * up * slope, grad * active), -1).to(pairs.dtype), grad_weights.to(weights.dtype)
+    both = torch.cat((torch.ops.aten.silu_backward(grad * up, gate), grad * active), -1)
+    return both.to(pairs.dtype), grad_weights.to(weights.dtype)

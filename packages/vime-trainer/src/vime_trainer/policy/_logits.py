@@ -27,8 +27,10 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """total += left @ right, summed in float32 on a GPU; `total` is float32."""
     if right.dtype == torch.float32:
         total.addmm_(left, right)
-    elif right.is_cuda:
+    elif right.is_cuda and switches.logprobs:
         torch.ops.aten.addmm.dtype_out(total, left, right, torch.float32, out=total)
+    elif right.is_cuda:
+        total.add_(torch.mm(left, right, out_dtype=torch.float32))
     else:
         total.add_(left @ right)
 
@@ -53,7 +55,8 @@ def statistics(logits: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Te
     chosen = logits.gather(1, targets[:, None]).squeeze(1)
     logits.clamp_(min=_LOWEST)
     weights = logits.exp()
-    return chosen, highest, weights.sum(-1), torch.linalg.vecdot(weights, logits)
+    total = weights.sum(-1)
+    return chosen, highest, total, weights.mul_(logits).sum(-1)
 
 
 @fuse("logprobs")
