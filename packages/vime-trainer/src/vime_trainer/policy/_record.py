@@ -17,21 +17,26 @@ __all__ = ["gather_choice"]
 
 
 def gather_choice(
-    choices: Sequence[tuple[Sequence[int], Sequence[Tensor]]], item: Prepared, experts: int, here: Parallel
-) -> ReplayRows | None:
+    choices: Sequence[tuple[Sequence[int], Sequence[Tensor]]],
+    item: Prepared,
+    experts: int,
+    top_k: int,
+    here: Parallel,
+) -> ReplayRows:
     """The choice for all tokens of a micro-batch in this rank's layers. Collective over ranks that share its tokens.
 
     Args:
         choices: of each chunk of this rank, global layer numbers and for each int64 [tokens, top_k].
         item: the micro-batch.
         experts: of a layer.
+        top_k: experts of a token.
 
     Returns:
-        Routes of every token of the batch, the last ones of sequences too; None where this rank has no router.
+        Routes of every token of the batch, the last ones of sequences too; of no layers where this rank has no router.
     """
     layers = [layer for numbers, _ in choices for layer in numbers]
     if not layers:
-        return None
+        return ReplayRows(np.zeros((item.total, 0, top_k), np.uint8), np.ones(item.total, bool), ())
     mine = torch.stack([ids for _, found in choices for ids in found], dim=1)
     # Experts count from 1 here, so that a token nobody computed shows.
     whole = torch.zeros(item.total, *mine.shape[1:], dtype=torch.int32, device=mine.device)

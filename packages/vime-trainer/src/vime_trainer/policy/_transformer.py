@@ -305,7 +305,9 @@ class Transformer:
 
     def _keep(self, choices: list[list[Any]], items: list[Prepared]) -> None:
         self.recorded = [
-            gather_choice(found, item, self.arch.experts, self.parallel) if isinstance(item.routes, RecordRows) else None
+            gather_choice(found, item, self.arch.experts, self.arch.top_k, self.parallel)
+            if isinstance(item.routes, RecordRows)
+            else None
             for found, item in zip(choices, items, strict=False)
         ]
 
