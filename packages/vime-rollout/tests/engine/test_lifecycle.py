@@ -107,6 +107,7 @@ def test_a_stop_while_loading_takes_effect_at_once(tmp_path):
         (["--model", "MODEL", "--max-model-len", "1000"], "max_position_embeddings"),
         (["--model", "MODEL", "--rout-capture=true"], "did you mean 'route_capture'"),
         (["--model", "MODEL", "--dtype", "float8"], "dtype"),
+        (["--model", "MODEL", "--weights", "trainer"], "weights: address: 'trainer' is not host:port"),
         (["--model", "MODEL", "--vllm.seed", "1"], "is set by the key 'seed'"),
     ],
 )

@@ -96,7 +96,7 @@ async def test_a_killed_worker_leaves_no_process_and_its_successor_no_wait(stage
         (["--reward", "math:nothing"], 1, "cannot find"),
         (["--environment", "no_such:Thing"], 1, "cannot import 'no_such'"),
         (["--tokenizer", "/nowhere"], 1, "tokenizer: /nowhere/tokenizer.json does not exist"),
-        (["--buffer", "nowhere"], 1, "'nowhere' is not host:port"),
+        (["--buffer", "nowhere"], 2, "'nowhere' is not host:port"),
     ],
 )
 async def test_a_wrong_configuration_is_one_clear_line(stage, prompts, arguments, status, message):

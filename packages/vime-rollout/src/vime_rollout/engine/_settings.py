@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from vime_proto.channel import split_address
 from vime_proto.settings import ServerSettings, Settings
 
 
@@ -50,6 +51,14 @@ class EngineSettings(Settings):
     server: ServerSettings = ServerSettings()
     address_file: str | None = Field(None, description="written once the server listens")
     exit_with_parent: bool = Field(False, description="end when the parent process ends")
+
+    @field_validator("router", "weights", "advertise")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        # Said now, not after half a minute of loading.
+        if value is not None:
+            split_address(value)
+        return value
 
     @field_validator("vllm")
     @classmethod

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
+from vime_proto.channel import split_address
 from vime_proto.sample.v1 import sample_pb2 as pb
 from vime_proto.settings import Section, Settings
 
@@ -85,6 +86,13 @@ class WorkerSettings(Settings):
         if self.teacher is not None and self.teacher_temperature is None:
             raise ValueError("teacher_temperature: must be stated with teacher; 1.0 takes the teacher's logits as they are")
         return self
+
+    @field_validator("buffer", "rollout", "teacher")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        if value is not None:
+            split_address(value)
+        return value
 
     @field_validator("run_id", "worker_id")
     @classmethod
