@@ -158,3 +158,63 @@ def test_steps_raise_the_good_answers_and_the_reference_stays(moe_folder, engine
     assert means[-1] > means[0]
     # Measured by the weights before the last step, against the model that the run started from.
     assert figures["policy/kl"] > 0
+
+
+def test_routes_of_the_old_policy_are_replayed_in_all_steps_of_the_batch(moe_folder, engine):
+    """R2: no trace of an engine is needed; later steps route as the weights before the first one did."""
+    groups = groups_of(engine)
+    for made in samples_of(groups).values():
+        made.ClearField("routing")
+    figures, backend = train(moe_folder, groups, r3="record", batch={"optimizer_steps": 2})
+    tokens = sum(7 + i for i in range(3)) * 2
+    assert figures["optimizer_steps"] == 2 and figures["r3/holes"] == 0
+    assert figures["train_rollout_logprob_abs_diff/max"] < 1e-5
+    # Both steps replay their own half; the scoring pass recorded and replayed nothing.
+    assert figures["r3/rows_replayed"] == figures["r3/rows"] == tokens
+    once, _ = train(moe_folder, groups, r3="record")
+    assert once["r3/rows_replayed"] == 0 and "r3/agreement" not in once
+
+
+def test_old_routes_stay_when_the_routers_drift(moe_folder, engine, monkeypatch):
+    """Between the scoring pass and the first step the routers are changed: what runs is what was recorded."""
+    groups = groups_of(engine)
+    backend = MegatronBackend(settings_for(moe_folder, r3="record", batch={"optimizer_steps": 2}))
+    seen = {"recorded": [], "replayed": []}
+
+    def watch(phase):
+        def hook(_module, _inputs, output):
+            seen[phase].append(output[1].clone())
+
+        return [router.register_forward_hook(hook) for router in backend.policy.router_modules().values()]
+
+    run = backend.policy.run
+
+    def drifting(batches, wanted, loss=None):
+        handles = watch("recorded" if loss is None else "replayed")
+        try:
+            return run(batches, wanted, loss)
+        finally:
+            for handle in handles:
+                handle.remove()
+            if loss is None:
+                for router in backend.policy.router_modules().values():
+                    router.weight.data.neg_()
+
+    monkeypatch.setattr(backend.policy, "run", drifting)
+    train(moe_folder, groups, backend, r3="record", batch={"optimizer_steps": 2})
+
+    def rows(chosen):
+        """Rows of both layers, in no order: the passes cut the batch differently."""
+        layers = [torch.cat(chosen[place::2]) for place in range(2)]
+        return [sorted(map(tuple, layer.int().tolist())) for layer in layers]
+
+    assert len(seen["replayed"]) > len(LAYERS) and rows(seen["recorded"]) == rows(seen["replayed"])
+
+
+def test_agreement_of_every_layer_and_the_share_of_large_ratios(moe_folder, engine):
+    own, _ = train(moe_folder, groups_of(engine), r3="replay")
+    assert own["r3/agreement"] == own["r3/agreement/layer_0"] == own["r3/agreement/layer_2"] == 1.0
+    assert own["train_rollout_logprob_abs_diff/share_above_ln2"] == 0.0
+    other, _ = train(moe_folder, foreign(groups_of(engine)), r3="replay")
+    layers = [other[f"r3/agreement/layer_{layer}"] for layer in LAYERS]
+    assert all(0 <= share < 1 for share in layers) and other["r3/agreement"] == pytest.approx(np.mean(layers))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vime_trainer.batch import TokenCost
 from vime_trainer.checkpoint import RunState
-from vime_trainer.packed import PackedBatch, TokenOutputs
+from vime_trainer.packed import PackedBatch, ReplayRows, TokenOutputs
 from vime_trainer.value import ValueOutputs
 
 TokenLoss = Callable[[int, TokenOutputs], Tensor]
@@ -52,8 +52,10 @@ class Backend(Protocol):
         routed_layers: numbers, counted from 0, of the MoE layers on this rank; None stands for all that a trace has.
         cost: what a sequence costs, by its length; None counts tokens.
         critic: None unless the algorithm needs one.
+        recorded: after a run over batches with RecordRows, the routes of each on this rank; see `Policy.recorded`.
     """
 
+    recorded: list[ReplayRows | None]
     vocab_size: int | None
     routed_layers: tuple[int, ...] | None
     cost: TokenCost | None

@@ -12,7 +12,7 @@ from vime_trainer.algorithms import algorithm_of
 from vime_trainer.batch import TokenCost
 from vime_trainer.checkpoint import POLICY, RunState, Saver, Trained, load_models
 from vime_trainer.optim import Optimizer, StepResult
-from vime_trainer.packed import PackedBatch, TokenOutputs
+from vime_trainer.packed import PackedBatch, ReplayRows, TokenOutputs
 from vime_trainer.policy import Policy
 from vime_trainer.value import ValueModel, ValueOutputs
 
@@ -59,7 +59,7 @@ class MegatronBackend:
     """
 
     def __init__(self, settings: RlSettings):
-        self.policy = self._load(settings, replay=settings.r3 == "replay")
+        self.policy = self._load(settings, replay=settings.r3 != "off")
         needs_critic = algorithm_of(settings.algorithm).needs_critic
         warmup = settings.critic.warmup_batches if needs_critic else 0
         self.optimizer = Optimizer(self.policy, settings.optimizer, _updates(settings, warmup))
@@ -93,6 +93,10 @@ class MegatronBackend:
         self, batches: Sequence[PackedBatch], wanted: Sequence[torch.Tensor], loss: TokenLoss | None = None
     ) -> list[TokenOutputs]:
         return self.policy.run(batches, wanted, loss)
+
+    @property
+    def recorded(self) -> list[ReplayRows | None]:
+        return self.policy.recorded
 
     def run_reference(self, batches: Sequence[PackedBatch], wanted: Sequence[torch.Tensor]) -> list[TokenOutputs]:
         return self._reference.run(batches, wanted)

@@ -11,12 +11,13 @@ import torch
 
 from vime_trainer.algorithms import Algorithm, AlgorithmSettings, Streams, critic_objective, objective
 from vime_trainer.batch import Columns, MicroBatch, build_micro_batch
-from vime_trainer.packed import PackedBatch, TokenOutputs
+from vime_trainer.packed import PackedBatch, ReplayRows, TokenOutputs
 from vime_trainer.value import ValueOutputs
 
 from ._backend import Backend, StepOutcome
 from ._figures import LogprobDifference, TokenFigures
 from ._plan import Plan
+from ._recorded import RecordedRoutes
 from ._routes import Routes
 from ._share import rows_of
 from ._team import Team
@@ -30,7 +31,7 @@ class Passes:
         columns: the batch; tokens of other data ranks' samples are not looked at.
         mask: bool [T of the batch], tokens that count.
         plan: how it is cut.
-        routes: of the engine, of this rank's samples; None when the model routes itself.
+        routes: of the engine or of the old policy, of this rank's samples; None when the model routes itself.
         team: the ranks.
         pause_point: called between micro-batches of a process alone; may raise to give the batch up.
     """
@@ -41,7 +42,7 @@ class Passes:
         columns: Columns,
         mask: np.ndarray,
         plan: Plan,
-        routes: Routes | None,
+        routes: Routes | RecordedRoutes | None,
         team: Team,
         pause_point: Callable[[], None],
     ):
@@ -58,9 +59,16 @@ class Passes:
         self._last = time.monotonic()
 
     def score(self, difference: LogprobDifference) -> np.ndarray:
-        """float32 [T of the batch]: log-probs of every trainable token under the present weights."""
+        """float32 [T of the batch]: log-probs of every trainable token under the present weights.
+
+        Where the old policy's routes are to be replayed, this is the pass that records them.
+        """
         micros = self._micro_batches(self._plan.whole, self._mask, {})
+        if isinstance(self._routes, RecordedRoutes):
+            self._routes.start()
         outputs = self._forward(micros, count=True)
+        if isinstance(self._routes, RecordedRoutes) and micros:
+            self._routes.keep(micros, self._backend.recorded)
         for micro, output in zip(micros, outputs, strict=False):
             difference.add(micro, output.logprobs)
         result = self._column(micros, [output.logprobs for output in outputs])
@@ -145,10 +153,12 @@ class Passes:
             return result.loss
 
         self._backend.zero_grad()
-        batches = self._batches(micros, count=difference is not None)
+        # The engine's routes are counted once a batch, the old policy's wherever they are replayed.
+        count = difference is not None or isinstance(self._routes, RecordedRoutes)
+        batches = self._batches(micros, count)
         self._pause()
         outputs = self._backend.run(batches, [micro.streams.mask for micro in micros], loss)
-        if difference is not None:
+        if count:
             self._count_all(micros, batches, outputs)
         self._tokens += sum(micro.batch.total for micro in micros if micro.samples)
         total = self._team.from_last_stage(lambda: self._team.total(sum(float(one) for one in losses)))
@@ -241,7 +251,7 @@ class Passes:
 
     def _count_all(self, micros: list[MicroBatch], batches: list[PackedBatch], outputs: list[TokenOutputs]) -> None:
         for micro, batch, output in zip(micros, batches, outputs, strict=False):
-            if self._routes is not None and batch.routes is not None:
+            if self._routes is not None and isinstance(batch.routes, ReplayRows):
                 self._routes.count(micro, batch.routes, output.usage)
 
     def _column(self, micros: list[MicroBatch], outputs: list[torch.Tensor]) -> np.ndarray:

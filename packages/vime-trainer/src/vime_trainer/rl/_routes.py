@@ -13,7 +13,48 @@ from vime_trainer.packed import ReplayRows
 
 from ._team import Team
 
-_COUNTS = ("rows", "holes", "rows_replayed", "inexact", "rows_flipped")
+_COUNTS = ("rows", "holes", "rows_replayed", "inexact", "rows_flipped", "rows_measured")
+
+
+class RouteCounts:
+    """Counts of rows, all layers of a token being one row, and of the layers' flips: where the model alone would have
+    chosen other experts."""
+
+    def __init__(self) -> None:
+        self._rows = dict.fromkeys(_COUNTS, 0)
+        self._flips: dict[int, int] = {}
+
+    def add(self, rows: int, replayed: int, inexact: int, usage) -> None:
+        """Adds a micro-batch.
+
+        Args:
+            rows: tokens that can have routes.
+            replayed: those whose routes were replayed.
+            inexact: those of them that the engine did not compute as it is replayed.
+            usage: of the forward pass, see `vime_trainer.packed.TokenOutputs`.
+        """
+        added = {"rows": rows, "rows_replayed": replayed, "holes": rows - replayed, "inexact": inexact}
+        if getattr(usage, "flips", None) is not None:
+            added |= {"rows_flipped": int(usage.flipped.sum()), "rows_measured": replayed}
+            for layer, flips in zip(usage.layer_ids, usage.flips.tolist(), strict=True):
+                self._flips[layer] = self._flips.get(layer, 0) + flips
+        for name, value in added.items():
+            self._rows[name] += value
+
+    def figures(self, team: Team) -> dict[str, float]:
+        """Sums over data ranks under "r3/": the counts, "flip_share" of rows with a flip in any layer, and "agreement" of
+        row-layers without, as a whole and for each layer. Every data rank must have measured the same layers, or none."""
+        figures = {name: team.total(value) for name, value in self._rows.items()}
+        measured = figures.pop("rows_measured")
+        if figures["rows_replayed"]:
+            figures["flip_share"] = figures["rows_flipped"] / figures["rows_replayed"]
+        if measured:
+            layers = sorted(set(np.concatenate(team.gather(np.array(sorted(self._flips), np.int64))).tolist()))
+            flips = {layer: team.total(self._flips.get(layer, 0)) for layer in layers}
+            figures |= {f"agreement/layer_{layer}": 1.0 - count / measured for layer, count in flips.items()}
+            if layers:
+                figures["agreement"] = 1.0 - sum(flips.values()) / (measured * len(layers))
+        return {f"r3/{name}": float(value) for name, value in figures.items()}
 
 
 class Routes:
@@ -44,7 +85,7 @@ class Routes:
                 refused[name] = f"routing: {error}"
         if refused:
             raise RefusedSamplesError(refused)
-        self.counts = dict.fromkeys(_COUNTS, 0)
+        self._counts = RouteCounts()
 
     def rows_for(self, micro: MicroBatch, shift: int = 0, measure: bool = False) -> ReplayRows:
         """Routes of a micro-batch's tokens.
@@ -65,27 +106,18 @@ class Routes:
             ids, valid = ids[source], valid[source] & valid
         return ReplayRows(ids, valid, routes[0].layer_ids, measure)
 
-    def count(self, micro: MicroBatch, rows: ReplayRows, usage) -> None:
-        """Adds what a forward pass with these rows replayed: row by row, all layers of a token being one row."""
-        lengths = self._columns.lengths[list(micro.samples)]
-        total = int((lengths - 1).sum())
-        replayed = int(np.count_nonzero(rows.valid))
-        self.counts["rows"] += total
-        self.counts["rows_replayed"] += replayed
-        self.counts["holes"] += total - replayed
-        self.counts["inexact"] += sum(
-            int(np.count_nonzero(route.valid & ~route.exact)) for route in (self._decoded[s] for s in micro.samples)
+    def count(self, micro: MicroBatch, replayed: ReplayRows, usage) -> None:
+        """Adds what a forward pass with these rows replayed."""
+        samples = list(micro.samples)
+        rows = int((self._columns.lengths[samples] - 1).sum())
+        inexact = sum(
+            int(np.count_nonzero(route.valid & ~route.exact)) for route in (self._decoded[s] for s in samples)
         )
-        flipped = getattr(usage, "flipped", None)
-        if flipped is not None:
-            self.counts["rows_flipped"] += int(flipped.sum())
+        self._counts.add(rows, int(np.count_nonzero(replayed.valid)), inexact, usage)
 
     def figures(self, team: Team) -> dict[str, float]:
         """Counts of all data ranks as metrics."""
-        figures = {f"r3/{name}": team.total(value) for name, value in self.counts.items()}
-        if figures["r3/rows_replayed"]:
-            figures["r3/flip_share"] = figures["r3/rows_flipped"] / figures["r3/rows_replayed"]
-        return figures
+        return self._counts.figures(team)
 
 
 def _decode(trace, rows: int, layers: Sequence[int] | None):

@@ -70,7 +70,11 @@ class RlSettings(Settings):
     seed: int = Field(0, ge=0, description="order of the prompts, random numbers")
     max_staleness: int = Field(0, ge=0, description="batches that a sample may lag behind; 0 is on-policy")
     publish_interval: int = Field(1, ge=1, description="batches between two weight updates")
-    r3: Literal["replay", "off"] = Field("off", description="replay the engine's expert routes")
+    r3: Literal["replay", "record", "off"] = Field(
+        "off",
+        description="replay the engine's expert routes, or record those of the trainer's old policy and replay them in "
+        "the optimizer steps of the batch (R2)",
+    )
     replay_check_interval: int = Field(
         10, ge=0, description="steps between measurements without replay and with shifted routes; 0 for none"
     )

@@ -24,6 +24,7 @@ from ._backend import Backend, StepOutcome
 from ._figures import LogprobDifference, TokenFigures
 from ._passes import Passes
 from ._plan import Plan, plan_batch
+from ._recorded import RecordedRoutes
 from ._routes import Routes
 from ._settings import RlSettings
 from ._team import Team
@@ -169,9 +170,11 @@ class BatchTrainer:
             streams["correction_scale"] = correction_scale(batch, settings, weights != 0)
         return streams
 
-    def _routes(self, index: BatchIndex, columns: Columns, plan: Plan) -> Routes | None:
-        if self._settings.r3 != "replay":
+    def _routes(self, index: BatchIndex, columns: Columns, plan: Plan) -> Routes | RecordedRoutes | None:
+        if self._settings.r3 == "off":
             return None
+        if self._settings.r3 == "record":
+            return RecordedRoutes(columns)
         with self._team.settled():
             mine = plan.owned[self._team.data_rank]
             return Routes(columns, index.sample_ids, mine, self._backend.routed_layers)
