@@ -140,10 +140,18 @@ def test_sizes_that_no_world_of_this_many_has(sizes, world, message):
 def test_sizes_that_fit_no_model():
     with pytest.raises(ValueError, match=r"parallel\.virtual: 2 needs pipeline stages"):
         megatron.ParallelConfig(virtual=2)
-    with pytest.raises(ValueError, match=r"parallel\.virtual: 2 stages of 2 model chunks do not divide 6 layers"):
-        megatron.ParallelConfig(pipeline=2, virtual=2).check_layers(6)
+    with pytest.raises(ValueError, match=r"parallel\.virtual: 2 stages of 2 model chunks are too many for 3 layers"):
+        megatron.ParallelConfig(pipeline=2, virtual=2).split_layers(3)
     with pytest.raises(ValueError, match="Extra inputs"):
         megatron.ParallelConfig(tensors=2)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "virtual", "layers", "want"),
+    [(1, 1, 7, [7]), (2, 2, 8, [2, 2, 2, 2]), (2, 2, 9, [2, 3, 2, 2]), (4, 1, 94, [23, 24, 24, 23]), (2, 1, 5, [3, 2])],
+)
+def test_layers_left_over_go_to_the_middle(pipeline, virtual, layers, want):
+    assert megatron.ParallelConfig(pipeline=pipeline, virtual=virtual).split_layers(layers) == want
 
 
 def test_the_stand_ins_for_a_gpu_are_only_there_without_one():
@@ -160,7 +168,7 @@ def test_the_stand_ins_for_a_gpu_are_only_there_without_one():
 
 def test_public_names():
     assert vime_trainer.__all__ == ["__version__"]
-    assert list(cli.COMMANDS) == ["init", "sft", "rl", "export", "logprobs"]
+    assert list(cli.COMMANDS) == ["init", "sft", "rl", "plan", "export", "logprobs"]
     assert megatron.__all__ == [
         "Coordinates",
         "Parallel",

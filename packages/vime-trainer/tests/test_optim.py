@@ -116,6 +116,28 @@ def test_a_policy_alone_has_no_optimizer_state(moe_folder):
     assert not any(hasattr(param, "main_grad") for param in policy.parameters().values())
 
 
+def test_host_memory_without_a_gpu_changes_nothing_and_says_so(dense_folder, caplog):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    policies = [Policy.from_hf(dense_folder), Policy.from_hf(dense_folder)]
+    for policy, offload in zip(policies, (False, True), strict=True):
+        optimizer = Optimizer(policy, OptimizerSettings(learning_rate=1e-2, distributed=True, cpu_offload=offload))
+        loss_of(policy, 0).backward()
+        assert optimizer.step().applied
+        with pytest.raises(ValueError, match="no tensors by parameter; use sharded_state_dict"):
+            optimizer.state_tensors()
+    assert "there is no GPU, so everything is in host memory already" in caplog.text
+    for mine, other in zip(*(policy.parameters().values() for policy in policies), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_host_memory_is_for_the_optimizer_that_has_it():
+    with pytest.raises(ValidationError, match="for kind 'adamw' alone"):
+        OptimizerSettings(cpu_offload=True, distributed=True, kind="adam")
+    with pytest.raises(ValidationError, match="for the distributed optimizer; set distributed"):
+        OptimizerSettings(cpu_offload=True)
+
+
 SCHEDULES = [
     ("constant", {}, [0.5, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]),
     ("linear", {}, [0.5, 1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.2]),

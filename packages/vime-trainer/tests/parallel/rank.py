@@ -22,6 +22,7 @@ def main() -> None:
 
     from vime_trainer.megatron import parallel
 
+    wrong: list[str] = []
     for values in cases:
         case = workload.Case(**values)
         try:
@@ -34,7 +35,10 @@ def main() -> None:
         save_file(
             {name: value.contiguous() for name, value in found.items()}, out / f"{case.name}-{here.rank}.safetensors"
         )
-        here.barrier()
+        wrong += [f"{case.name}: {name}" for name in workload.exchange(here)]
+    if here.world == 2:
+        wrong += workload.refusals(root)
+    (out / f"exchange-{here.rank}.json").write_text(json.dumps(wrong))
 
 
 if __name__ == "__main__":

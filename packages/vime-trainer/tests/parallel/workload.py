@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vime_trainer.megatron import ParallelConfig
+from vime_trainer.megatron import Parallel, ParallelConfig
 from vime_trainer.optim import Optimizer, OptimizerSettings
 from vime_trainer.packed import PackedBatch, RecordRows, ReplayRows, TokenOutputs, pack
 from vime_trainer.policy import Policy
@@ -31,7 +32,7 @@ class Case:
 
     Attributes:
         name: of the case.
-        model: "dense", "tied", "moe" or "glm" (GLM-4.5).
+        model: "dense", "tied", "odd" (tied, a layer more), "moe" or "glm" (GLM-4.5).
         sizes: of ParallelConfig.
         variant: "plain", "routed" (replays routes), "recorded" (replays its own first choice in all that follows), "masked"
             (the odd micro-batches have no trainable token), "short" (two tokens a micro-batch), "three" (one micro-batch
@@ -89,6 +90,7 @@ def make_models(root: Path) -> None:
     kinds = {
         "dense": {"model_type": "qwen3", "tie_word_embeddings": False},
         "tied": {"model_type": "qwen3", "tie_word_embeddings": True},
+        "odd": {"model_type": "qwen3", "tie_word_embeddings": True, "num_hidden_layers": LAYERS + 1},
         "moe": {"model_type": "qwen3_moe", "tie_word_embeddings": False, **moe},
         "glm": {"model_type": "glm4_moe", "tie_word_embeddings": False, **glm},
     }
@@ -178,7 +180,8 @@ def run(case: Case, root: Path) -> dict[str, torch.Tensor]:
     batches, masks = [work[n][0] for n in mine], [work[n][1] for n in mine]
     if case.variant == "recorded":
         policy.run([replace(batch, routes=RecordRows()) for batch in batches], masks)
-        batches = [replace(batch, routes=routes) for batch, routes in zip(batches, policy.recorded, strict=True)]
+        kept = [replace(routes, measure=True) for routes in policy.recorded]
+        batches = [replace(batch, routes=routes) for batch, routes in zip(batches, kept, strict=True)]
     found: dict[str, torch.Tensor] = {}
     for number, out in zip(mine, map(as_tokens, policy.run(batches, masks)), strict=False):
         found[f"logprobs.{number}"], found[f"entropy.{number}"] = out.logprobs, out.entropy
@@ -208,3 +211,56 @@ def run(case: Case, root: Path) -> dict[str, torch.Tensor]:
     for name, tensor in policy.hf_tensors():
         found[f"hf.{name}"] = tensor.clone()
     return {name: value.cpu() for name, value in found.items()}
+
+
+def refusals(root: Path) -> list[str]:
+    """What two ranks should have refused, and did not, or said otherwise."""
+    wrong = []
+
+    def check(message: str, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except ValueError as error:
+            if message not in str(error):
+                wrong.append(f"{message!r} was {error}")
+        else:
+            wrong.append(f"{message!r} was not raised")
+
+    def load(model: str, **sizes: int) -> Policy:
+        return Policy.from_hf(root / model, parallel=ParallelConfig(**sizes))
+
+    check("parallel.sequence: Megatron's MoE layers need it", lambda: load("moe", tensor=2, sequence=False))
+    check("parallel.expert: 2, but the model has no experts", lambda: load("dense", expert=2))
+    check("parallel.virtual: 2 stages of 4 model chunks are too many", lambda: load("dense", pipeline=2, virtual=4))
+    batch = pack([[1, 2, 3]])
+    check("forward: needs a model without pipeline stages", lambda: load("dense", pipeline=2).forward(batch))
+    policy = load("moe", expert=2)
+    batches = [batch] * (1 + policy.parallel.rank)
+    check("batches: ranks were given different numbers", lambda: policy.run(batches, [None] * len(batches)))
+    return wrong
+
+
+def exchange(here: Parallel) -> list[str]:
+    """Which of a rank's exchanges went wrong in the present layout."""
+    wrong = []
+
+    def check(name: str, right: bool) -> None:
+        if not right:
+            wrong.append(name)
+
+    last = here.world - 1
+    payload = bytes(range(256)) * 5
+    check("broadcast", here.broadcast(payload if here.rank == last else None, source=last) == payload)
+    check("empty broadcast", here.broadcast(b"" if here.is_leader else None) == b"")
+    own = f"replica {here.data_rank}".encode()
+    check("from_last_stage", here.from_last_stage(own if here.is_last_stage else None) == own)
+    check("empty from_last_stage", here.from_last_stage(b"" if here.is_last_stage else None) == b"")
+    ranks = np.arange(here.data_size)
+    total = here.sum_data(np.array([[here.data_rank + 0.5, 1.0]]))
+    check("sum_data", bool((total == [[float((ranks + 0.5).sum()), here.data_size]]).all()))
+    parts = here.gather_data(np.full(2 * here.data_rank, here.data_rank, dtype=np.int16))
+    check("gather_data", [part.tolist() for part in parts] == [[rank] * 2 * rank for rank in ranks])
+    check("gather_data dtype", all(part.dtype == np.int16 for part in parts))
+    check("gather", [part.tolist() for part in here.gather(np.array([here.rank]))] == [[r] for r in range(here.world)])
+    here.barrier()
+    return wrong

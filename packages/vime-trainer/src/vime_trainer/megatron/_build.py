@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vime_trainer.fused import switches
 from vime_trainer.megatron import _parallel, _seams
+from vime_trainer.megatron._config import ParallelConfig
 from vime_trainer.models import Architecture, check_place, padded_vocab
 
 __all__ = ["build_chunks", "build_model", "head_weight", "routers", "weights"]
@@ -27,7 +28,7 @@ def build_chunks(arch: Architecture, dtype: torch.dtype = torch.float32, recompu
         ValueError: a layout that does not fit the model; names the field.
     """
     here = _parallel.parallel()
-    here.config.check_layers(arch.layers)
+    here.config.split_layers(arch.layers)
     check_place(arch, here.place)
     if arch.moe_layers and here.tensor_size > 1 and not here.config.sequence:
         raise ValueError("parallel.sequence: Megatron's MoE layers need it when parallel.tensor is more than 1")
@@ -143,6 +144,7 @@ def _transformer_config(arch: Architecture, dtype: torch.dtype, recompute: bool)
         context_parallel_size=here.context_size,
         expert_model_parallel_size=here.expert_size,
         expert_tensor_parallel_size=here.expert_tensor_size,
+        pipeline_model_parallel_layout=_stages(arch.layers, here.config),
         batch_p2p_comm=gpu and not (here.pipeline_size == 2 and here.config.virtual > 1),
         num_layers=arch.layers,
         hidden_size=arch.hidden,
@@ -179,6 +181,15 @@ def _transformer_config(arch: Architecture, dtype: torch.dtype, recompute: bool)
     # With virtual stages lengths are equal: of two stages each is before and after the other, and lengths would be mixed up.
     config.variable_seq_lengths = here.pipeline_size > 1 and here.config.virtual == 1
     return config
+
+
+def _stages(layers: int, sizes: ParallelConfig) -> list[list[str]] | None:
+    """Megatron's list of what each chunk has, where chunks differ; by default it divides layers equally."""
+    split = sizes.split_layers(layers)
+    if len(set(split)) == 1:
+        return None
+    chunks = [["decoder"] * count for count in split]
+    return [["embedding", *chunks[0]], *chunks[1:-1], [*chunks[-1], "loss"]]
 
 
 def _plug_in(block: Any) -> None:

@@ -50,15 +50,21 @@ class ParallelConfig(Section):
                     raise ValueError(f"parallel.{name}: {size} does not divide the {world} trainer processes{before}")
                 left //= size
 
-    def check_layers(self, layers: int) -> None:
-        """Checks that the stages divide the layers.
+    def split_layers(self, layers: int) -> list[int]:
+        """Layers of each model chunk, from the first to the last of the model.
+
+        What is left over goes to chunks in the middle: the first has the embedding too, the last the output head.
 
         Raises:
-            ValueError: they do not.
+            ValueError: more chunks than layers.
         """
         chunks = self.pipeline * self.virtual
-        if layers % chunks:
-            name = "virtual" if layers % self.pipeline == 0 else "pipeline"
+        if layers < chunks:
+            name = "virtual" if layers >= self.pipeline else "pipeline"
             raise ValueError(
-                f"parallel.{name}: {self.pipeline} stages of {self.virtual} model chunks do not divide {layers} layers"
+                f"parallel.{name}: {self.pipeline} stages of {self.virtual} model chunks are too many for {layers} layers"
             )
+        each, more = divmod(layers, chunks)
+        # Those farthest from both ends first; of two equally far ones the earlier.
+        middle = sorted(range(chunks), key=lambda chunk: -min(chunk, chunks - 1 - chunk))
+        return [each + (chunk in middle[:more]) for chunk in range(chunks)]

@@ -1,6 +1,6 @@
 """Where megatron-core 0.16.1 assumes a GPU or Transformer Engine, and what stands in for them. The only such place.
 
-On a host with a GPU only the fix of the undefined name is applied.
+On a host with a GPU only the undefined name is fixed, and the router's count of tokens is not compiled.
 """
 
 from __future__ import annotations
@@ -51,17 +51,18 @@ def cuda_names() -> contextlib.AbstractContextManager[Any]:
 
 def install() -> None:
     """Puts the stand-ins in place; calling it again changes nothing."""
+    # Megatron calls collectives by names that torch is about to drop; every rank would say so.
+    warnings.filterwarnings("ignore", ".*torch.distributed.*is deprecated", FutureWarning)
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None  # undefined without Transformer Engine, yet read by the router
+    # The router counts tokens for a bias that is not moved here; compiling that costs more than it saves.
+    plain = getattr(TopKRouter._apply_expert_bias, "_torchdynamo_orig_callable", None)
+    if plain is not None:
+        TopKRouter._apply_expert_bias = plain
     if torch.cuda.is_available():
         return
 
     from megatron.core.tensor_parallel import random as megatron_random
-
-    # The router's bookkeeping goes through torch.compile, which costs more here than it saves.
-    plain = getattr(TopKRouter._apply_expert_bias, "_torchdynamo_orig_callable", None)
-    if plain is not None:
-        TopKRouter._apply_expert_bias = plain
 
     def current_device() -> torch.device:
         return torch.device("cpu")

@@ -27,7 +27,11 @@ def wrap(chunks: Sequence[Any], settings: OptimizerSettings) -> list[Any]:
 
 
 def megatron_config(settings: OptimizerSettings, dtype: torch.dtype) -> Any:
-    """Megatron's OptimizerConfig; clipping, the learning rate and weight decay of vectors are left to `Optimizer`."""
+    """Megatron's OptimizerConfig; clipping, the learning rate and weight decay of vectors are left to `Optimizer`.
+
+    Raises:
+        ValueError: host-memory state of a float32 model on a GPU.
+    """
     from megatron.core.optimizer import OptimizerConfig
 
     config = OptimizerConfig(
@@ -46,6 +50,8 @@ def megatron_config(settings: OptimizerSettings, dtype: torch.dtype) -> Any:
     if settings.cpu_offload and not torch.cuda.is_available():
         log.warning("optimizer.cpu_offload: there is no GPU, so everything is in host memory already")
     elif settings.cpu_offload:
+        if dtype == torch.float32:
+            raise ValueError("optimizer.cpu_offload: Megatron has it for bfloat16 models alone")
         _offload(config)
     return config
 
