@@ -9,6 +9,7 @@ import threading
 from vime_proto.common.v1 import common_pb2 as common
 from vime_proto.engine_state import STALE
 from vime_proto.fakes import FakeEngine, serve
+from vime_proto.server import ServerOptions
 
 
 class EngineHost:
@@ -24,13 +25,19 @@ class EngineHost:
     def _do(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
 
-    def start(self, engine_id: str, version: common.PolicyVersion | None = None, step_seconds: float = 0.002) -> str:
+    def start(
+        self,
+        engine_id: str,
+        version: common.PolicyVersion | None = None,
+        step_seconds: float = 0.002,
+        address: str = "127.0.0.1:0",
+    ) -> str:
         """Serves an engine; answers its address."""
 
         async def begin() -> str:
             self._engines[engine_id] = FakeEngine(engine_id, version=version, step_seconds=step_seconds)
             stack = self._stacks[engine_id] = contextlib.AsyncExitStack()
-            return (await stack.enter_async_context(serve(self._engines[engine_id]))).address
+            return (await stack.enter_async_context(serve(self._engines[engine_id], ServerOptions(address)))).address
 
         return self._do(begin())
 

@@ -42,6 +42,7 @@ class Member:
     failures: int = 0
     calls: set = dataclasses.field(default_factory=set)
     capabilities: dict[str, str] | None = None
+    incarnation: str = ""
 
     @property
     def rollout(self) -> rollout_pb2_grpc.RolloutServiceStub:
@@ -110,7 +111,7 @@ class Fleet:
         stub = rollout_pb2_grpc.EngineControlServiceStub(member.channel)
         try:
             answer = await stub.GetStatus(rollout_pb2.GetStatusRequest(), timeout=2.0)
-            await self._ask_capabilities(member)
+            await self._ask_info(member)
         except grpc.RpcError as error:
             member.reason = f"{error.code().name}: {error.details()}"
         except (asyncio.CancelledError, grpc.aio.UsageError):
@@ -123,10 +124,12 @@ class Fleet:
         async with self.changed:
             self.changed.notify_all()
 
-    async def _ask_capabilities(self, member: Member) -> None:
-        if member.capabilities is None:
-            info = common_pb2_grpc.InfoServiceStub(member.channel)
-            member.capabilities = dict((await info.GetInfo(common.GetInfoRequest(), timeout=2.0)).capabilities)
+    async def _ask_info(self, member: Member) -> None:
+        info = await common_pb2_grpc.InfoServiceStub(member.channel).GetInfo(common.GetInfoRequest(), timeout=2.0)
+        if member.incarnation not in ("", info.incarnation):
+            # Another life of it: draining meant the earlier one.
+            member.draining = member.then_remove = False
+        member.incarnation, member.capabilities = info.incarnation, dict(info.capabilities)
         known = [one.capabilities.items() for one in self.members.values() if one.capabilities is not None]
         self.capabilities.clear()
         # What one engine cannot do, the fleet cannot promise.

@@ -122,6 +122,18 @@ def test_a_drained_engine_may_come_back(router):
     assert router.generate().last.engine_id == engine_id
 
 
+def test_a_drained_engine_that_is_started_again_serves(router):
+    engine_id = router.add()
+    address = router.entry(engine_id).address
+    router.drain(engine_id)
+    router.host.stop(engine_id)
+    # Killed: nobody deregistered it.
+    router.host.start(engine_id, router.version(0), address=address)
+    router.register(engine_id, address)
+    router.wait(lambda: router.entry(engine_id).health == pb.ENGINE_HEALTH_HEALTHY, seconds=30)
+    assert router.generate().last.engine_id == engine_id
+
+
 def test_a_drained_engine_may_leave_by_itself(router):
     engine_id = router.add(step_seconds=0.01)
     request = router.request(tokens=30)
