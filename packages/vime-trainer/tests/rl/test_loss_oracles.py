@@ -18,6 +18,7 @@ from vime_trainer.algorithms import (
     proximal_logprobs,
     value_loss,
 )
+from vime_trainer.rl._figures import explained_variance
 
 LIVE = [-0.5, -0.6, -1.4]
 
@@ -249,3 +250,13 @@ def test_values_at_masked_positions_change_nothing(bad):
         assert torch.isfinite(values.grad).all()
         losses.append(result.loss.item())
     assert losses[0] == losses[1]
+
+
+def test_explained_variance():
+    returns, mask = np.array([0.0, 1.0, 2.0, 99.0]), np.array([True, True, True, False])
+    assert explained_variance(returns, np.array([0.0, 1.0, 2.0, 0.0]), mask)["critic/explained_variance"] == 1.0
+    assert explained_variance(returns, np.zeros(4), mask)["critic/explained_variance"] == 0.0
+    halved = explained_variance(returns, np.array([0.5, 1.0, 1.5, 7.0]), mask)
+    assert halved["critic/explained_variance"] == pytest.approx(0.75)
+    assert explained_variance(np.ones(4), np.zeros(4), mask) == {}
+    assert explained_variance(returns, np.zeros(4), np.zeros(4, bool)) == {}

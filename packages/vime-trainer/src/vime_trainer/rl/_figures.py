@@ -98,6 +98,15 @@ class LogprobDifference:
         return figures
 
 
+def explained_variance(returns: np.ndarray, values: np.ndarray, mask: np.ndarray) -> dict[str, float]:
+    """1 - var(return - value) / var(return) over the tokens under `mask`; absent where all returns are equal."""
+    wanted, found = returns[mask].astype(np.float64), values[mask].astype(np.float64)
+    spread_of_returns = wanted.var() if wanted.size else 0.0
+    if not spread_of_returns > 0:
+        return {}
+    return {"critic/explained_variance": float(1.0 - (wanted - found).var() / spread_of_returns)}
+
+
 def batch_figures(index: BatchIndex, trained: int) -> dict[str, float]:
     """What the buffer's index says: rewards, lengths, failures, staleness."""
     usable = index.usable

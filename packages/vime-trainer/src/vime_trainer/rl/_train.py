@@ -21,7 +21,7 @@ from vime_trainer.batch import BatchIndex, Columns
 
 from ._alarm import DifferenceAlarm
 from ._backend import Backend, StepOutcome
-from ._figures import LogprobDifference, TokenFigures
+from ._figures import LogprobDifference, TokenFigures, explained_variance
 from ._passes import Passes
 from ._plan import Plan, plan_batch
 from ._recorded import RecordedRoutes
@@ -136,6 +136,7 @@ class BatchTrainer:
         figures_of_steps = policy.figures("") | {"optimizer_steps/empty": float(empty)}
         if algorithm.needs_critic:
             figures_of_steps |= critic.figures("critic/")
+            figures_of_steps |= explained_variance(streams["returns"], batch.values, batch.mask)
         return BatchResult({**of_tokens, **extra, **passes.figures(), **figures_of_steps}, alarm)
 
     def _streams(self, batch: RolloutBatch) -> dict[str, np.ndarray]:
