@@ -173,6 +173,14 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session
+def algorithms(session: nox.Session) -> None:
+    """PPO, GRPO and GSPO on the demo's task, each from the same warmed-up model; draws docs/algorithms.png."""
+    env = _stage_environment()
+    script = "integration/benchmarks/compare_algorithms.py"
+    session.run(env["VIME_PYTHON_LAUNCH"], script, *session.posargs, env=env, external=True)
+
+
+@nox.session
 def proto(session: nox.Session) -> None:
     """Generates the code of the contracts, lints them, and checks them for breaking changes with buf."""
     python = venvs.ensure("tools")
