@@ -11,6 +11,7 @@ from vime_trainer import fused
 from vime_trainer.fused import Switches, switches
 from vime_trainer.megatron._activation import weighted_swiglu
 from vime_trainer.megatron._dispatch import plan_rows
+from vime_trainer.megatron._rms import _RmsNorm, rms_norm
 from vime_trainer.optim import Optimizer, OptimizerSettings
 from vime_trainer.packed import pack
 from vime_trainer.policy import Policy, _logits
@@ -111,6 +112,19 @@ def test_swiglu_keeps_its_input_alone():
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()) or tensor, lambda x: x):
         weighted_swiglu(pairs, weights)
     assert sum(kept) == 8 * 12 + 8
+
+
+def test_norm_has_the_values_and_gradients_of_torchs():
+    generator = torch.Generator().manual_seed(4)
+    hidden = torch.randn(6, 1, 3, 8, generator=generator, requires_grad=True)
+    weight = torch.rand(8, generator=generator).requires_grad_()
+    up = torch.randn(6, 1, 3, 8, generator=generator)
+    plain = rms_norm(hidden, weight, 1e-6)
+    kernel = _RmsNorm.apply(hidden, weight, 1e-6)
+    torch.testing.assert_close(kernel, plain)
+    grads = [torch.autograd.grad((out * up).sum(), (hidden, weight)) for out in (kernel, plain)]
+    for one, two in zip(*grads, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("with_entropy", [False, True])

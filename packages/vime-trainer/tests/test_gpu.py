@@ -24,7 +24,7 @@ def rows():
     return [torch.randint(0, 61, (length,), generator=generator) for length in LENGTHS]
 
 
-@pytest.fixture(scope="module", params=["qwen3", "qwen3_tied", "qwen3_moe"])
+@pytest.fixture(scope="module", params=["qwen3", "qwen3_tied", "qwen3_moe", "glm4_moe"])
 def folder(request, tmp_path_factory):
     return make_folder(request.param, tmp_path_factory.mktemp(request.param))
 
@@ -117,7 +117,7 @@ def test_it_trains_and_resumes(folder, tmp_path, dtype):
 def test_kernels_compute_what_the_plain_ways_do(folder, dtype, monkeypatch):
     batch = pack(rows(), temperature=[1.0, 0.7, 1.0, 1.3, 1.0, 1.0])
     fast, grads = gradients(Policy.from_hf(folder, dtype), batch)
-    for name in ("swiglu", "rope", "dispatch", "logprobs"):
+    for name in ("swiglu", "norm", "rope", "dispatch", "logprobs"):
         monkeypatch.setattr(switches, name, False)
     plain, plain_grads = gradients(Policy.from_hf(folder, dtype), batch)
     limit = 1e-5 if dtype == "float32" else 0.05

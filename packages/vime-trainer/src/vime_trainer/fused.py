@@ -20,6 +20,7 @@ class Switches:
 
     Attributes:
         swiglu: gate, up and routing weight of feed-forward parts in one kernel, keeping only its input for backward.
+        norm: RMSNorm and its gradients in one kernel each.
         rope: rotary embedding in one kernel, with sines and cosines worked out once a pass.
         dispatch: expert rows by sorted ids and gathers: no scatter with atomic additions, no wait for the GPU.
         logprobs: statistics and gradients of logits in one kernel each.
@@ -27,6 +28,7 @@ class Switches:
     """
 
     swiglu: bool = True
+    norm: bool = True
     rope: bool = True
     dispatch: bool = True
     logprobs: bool = True
@@ -54,6 +56,7 @@ def fuse(switch: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
                 return function(first, *rest)
             if compiled is None:
                 compiled = torch.compile(function)
+            _fix_widths(first, *rest)
             try:
                 return compiled(first, *rest)
             except torch._dynamo.exc.TorchDynamoException as error:
@@ -65,3 +68,12 @@ def fuse(switch: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return run
 
     return decorate
+
+
+def _fix_widths(*arguments: Any) -> None:
+    """One kernel for each width, whatever the number of rows, instead of a slower one for all widths."""
+    for tensor in arguments:
+        if isinstance(tensor, Tensor):
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+            if tensor.dim() > 1:
+                torch._dynamo.mark_static(tensor, tensor.dim() - 1)

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
-from torch.nn.functional import rms_norm
+
+from vime_trainer.megatron._rms import rms_norm
 
 __all__ = ["RMSNorm"]
 
@@ -28,4 +29,4 @@ class RMSNorm(torch.nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Normalises the last dimension."""
-        return rms_norm(hidden, self.weight.shape, self.weight, self.eps)
+        return rms_norm(hidden, self.weight, self.eps)
