@@ -45,6 +45,22 @@ def test_group_statistics_use_the_sample_standard_deviation():
     assert statistics.std[0] == pytest.approx(0.517549, abs=1e-6)
 
 
+def test_the_deviation_is_of_the_sample_and_epsilon_is_added_to_it():
+    batch = one_token_batch(REWARDS)
+    std = algorithms.group_statistics(batch).std[0]
+    assert std * np.sqrt(7 / 8) == pytest.approx(0.484123, abs=1e-6)
+    found = algorithms.centred(batch, scale_by_std=True, epsilon=0.0)
+    assert found[[0, 1]].tolist() == pytest.approx([1.207615, -0.724569], abs=1e-6)
+    # What the deviation of the population would give.
+    assert (found[[0, 1]] * np.sqrt(8 / 7)).tolist() == pytest.approx([1.290994, -0.774597], abs=1e-6)
+
+
+def test_sums_and_means_over_a_sequence():
+    given, values = streams([4]), torch.tensor([0.1, -0.2, 0.3, 0.0])
+    assert given.sequence_sum(values).exp().item() == pytest.approx(1.221403, abs=1e-6)
+    assert given.sequence_mean(values).exp().item() == pytest.approx(1.051271, abs=1e-6)
+
+
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 0.0, 1e30])
 @pytest.mark.parametrize("name", ["grpo", "rloo", "dr_grpo"])
 def test_equal_rewards_have_advantage_exactly_zero(name, value):
