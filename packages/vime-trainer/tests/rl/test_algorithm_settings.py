@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from vime_trainer import algorithms
-from vime_trainer.algorithms import AlgorithmSettings, algorithm_of, check_correction, get_algorithm
+from vime_trainer.algorithms import Algorithm, AlgorithmSettings, algorithm_of, check_correction, get_algorithm
 
 
 def test_public_names():
@@ -148,3 +148,8 @@ def test_a_kl_within_a_reward_that_nobody_reads_is_refused(name):
 def test_normalised_weights_need_weights_before_the_cut(settings):
     with pytest.raises(ValidationError, match="correction_normalise: needs"):
         AlgorithmSettings(correction_normalise=True, **settings)
+
+
+def test_a_critic_needs_its_loss():
+    with pytest.raises(ValueError, match="algorithm mine: needs_critic and value_loss go together"):
+        Algorithm("mine", get_algorithm("ppo").advantage, get_algorithm("ppo").loss, needs_critic=True)

@@ -175,3 +175,7 @@ class Algorithm:
     token_rewards: bool = False
     kl_in_reward: bool = True
     value_loss: ValueLoss | None = None
+
+    def __post_init__(self) -> None:
+        if self.needs_critic != (self.value_loss is not None):
+            raise ValueError(f"algorithm {self.name}: needs_critic and value_loss go together")
