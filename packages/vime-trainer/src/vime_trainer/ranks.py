@@ -59,11 +59,11 @@ def run_ranks(count: int, command: Sequence[str], prog: str, grace_seconds: floa
     common.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     children: list[subprocess.Popen] = []
     readers: list[threading.Thread] = []
-    stopping = threading.Event()
+    asked: list[int] = []
 
     def pass_on(number: int, frame: object) -> None:
         if number != signal.SIGUSR2:
-            stopping.set()
+            asked.append(number)
         for child in children:
             if child.poll() is None:
                 child.send_signal(number)
@@ -84,17 +84,30 @@ def run_ranks(count: int, command: Sequence[str], prog: str, grace_seconds: floa
             if number:
                 readers.append(threading.Thread(target=_show, args=(number, child.stdout), daemon=True))
                 readers[-1].start()
-        if stopping.is_set():
+        if asked:
             pass_on(signal.SIGTERM, None)
-        return _wait(children, readers, prog, grace_seconds)
+        failed = _wait(children, grace_seconds)
+        _end(children)
+        for reader in readers:
+            reader.join(1.0)
+        if failed is None:
+            return 0
+        status = children[failed].returncode
+        if asked and status == -asked[0]:
+            return 128 + asked[0]
+        # Rank 0 has said why itself, unless it was killed.
+        if failed != 0 or status < 0:
+            how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"failed with status {status}"
+            print(f"{prog}: rank {failed} {how}", file=sys.stderr, flush=True)
+        return status if status > 0 else 1
     finally:
         _end(children)
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
-def _wait(children: list[subprocess.Popen], readers: list[threading.Thread], prog: str, grace: float) -> int:
-    """Waits for all, or for the first that fails."""
+def _wait(children: list[subprocess.Popen], grace: float) -> int | None:
+    """Waits for all, or a while longer than for the first that fails: which that is, or None."""
     failed: int | None = None
     limit = float("inf")
     while time.monotonic() < limit:
@@ -109,17 +122,7 @@ def _wait(children: list[subprocess.Popen], readers: list[threading.Thread], pro
             running.wait(_POLL_SECONDS)
         except subprocess.TimeoutExpired:
             continue
-    if failed is None:
-        return 0
-    status = children[failed].returncode
-    _end(children)
-    for reader in readers:
-        reader.join(1.0)
-    # Rank 0 has said why itself, unless it was killed.
-    if failed != 0 or status < 0:
-        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"failed with status {status}"
-        print(f"{prog}: rank {failed} {how}", file=sys.stderr, flush=True)
-    return status if status > 0 else 1
+    return failed
 
 
 def _end(children: list[subprocess.Popen]) -> None:

@@ -9,6 +9,7 @@ fine-tuning, "check": name of a function here}.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from pathlib import Path
@@ -55,6 +56,16 @@ def an_interrupt_of_one_rank_ends_all(team: Team) -> str:
         team.pause()
     except Interrupted:
         return f"interrupted, {team.interrupt.is_set()}"
+    return "nothing"
+
+
+def a_rank_that_dies_is_noticed(team: Team) -> str:
+    if team.rank == 1:
+        os._exit(9)
+    try:
+        team.pause()
+    except RankLostError as error:
+        return str(error)
     return "nothing"
 
 

@@ -62,3 +62,11 @@ def test_a_signal_reaches_every_rank(number):
         process.send_signal(number)
         process.communicate(timeout=20)
         assert process.returncode == 0
+
+
+def test_a_command_without_a_handler_ends_by_the_signal():
+    with start(ENDLESS) as process:
+        assert process.stdout.readline() == "up\n" and process.stderr.readline() == "[rank 1] up\n"
+        process.terminate()
+        _, err = process.communicate(timeout=20)
+        assert process.returncode == 128 + signal.SIGTERM and "rank" not in err

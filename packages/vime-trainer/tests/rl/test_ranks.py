@@ -5,6 +5,8 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,8 @@ from test_services import import_settings
 from tests_support import tiny_moe_folder
 from toy import ToyBackend
 
+from vime_proto.channel import open_sync_channel
+from vime_proto.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 from vime_trainer.checkpoint import list_steps
 from vime_trainer.policy import Policy
 from vime_trainer.rl import train, write_batch
@@ -107,6 +111,7 @@ def jobs_of(stages, tmp, odd):
     for name, (layout, changes) in LIVE.items():
         # In two parts: the second resumes.
         jobs += [live(name, layout, max_steps=count, **changes) for count in (2, 3)]
+    jobs.append(live("served", {}, max_steps=1000, address_file=tmp / "served" / "address", checkpoint={"interval": 0}))
     waiting = live("waiting", {})
     odd_settings = import_settings(odd, tmp / "odd").model_dump(mode="json", exclude={"parallel"})
     checks = (
@@ -135,19 +140,41 @@ def ran(tmp_path_factory):
         Stages(rows=40) as data,
         Stages(rows=40) as tensor,
         Stages(faulty(rows=40)) as pipeline,
+        Stages(rows=400) as served,
         Stages(workers=False) as waiting,
+        ThreadPoolExecutor(1) as beside,
     ):
         pipeline.buffer.spoil = 1
-        stages = {"data": data, "tensor": tensor, "pipeline": pipeline, "waiting": waiting}
-        (tmp / "jobs.json").write_text(json.dumps(jobs_of(stages, tmp, odd)))
-        start_two(tmp)
+        stages = {"data": data, "tensor": tensor, "pipeline": pipeline, "served": served, "waiting": waiting}
+        asked = beside.submit(ask, tmp / "served" / "address")
+        assert start_two(tmp, jobs_of(stages, tmp, odd)) == [0, 0]
+        answers = asked.result(timeout=10)
         engines = {name: one.engines[0].machine.version for name, one in stages.items()}
         weights = {name: dict(one.engines[0].model.tensors) for name, one in stages.items()}
     results = [json.loads((tmp / "results" / f"{rank}.json").read_text()) for rank in range(2)]
+    results[0]["answers"] = answers
     return tmp, results, engines, weights
 
 
-def start_two(tmp):
+def ask(address_file):
+    """Uses the TrainerService of the run that listens there: what it answered."""
+    end = time.monotonic() + 140
+    while not address_file.exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    with open_sync_channel(address_file.read_text()) as channel:
+        stub = trainer_pb2_grpc.TrainerServiceStub(channel)
+        stream = stub.StreamMetrics(trainer_pb2.StreamMetricsRequest(from_step=1), timeout=60)
+        first = next(stream).metrics
+        saved = stub.SaveCheckpoint(trainer_pb2.SaveCheckpointRequest(request_id="save"), timeout=60)
+        stopped = stub.Stop(trainer_pb2.StopRequest(request_id="stop", reason="enough"))
+        steps = [first.step, *(one.metrics.step for one in stream)]
+    return {"loss": first.values["loss"], "saved": saved.batch, "stopped": stopped.after_step, "steps": steps}
+
+
+def start_two(tmp, jobs):
+    """Two ranks that do these jobs: their exit statuses."""
+    (tmp / "jobs.json").write_text(json.dumps(jobs))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -166,7 +193,9 @@ def start_two(tmp):
     try:
         for process in processes:
             said, _ = process.communicate(timeout=150)
-            assert process.returncode == 0, said[-6000:]
+            if process.returncode:
+                print(said[-6000:])
+        return [process.returncode for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -214,6 +243,15 @@ def test_only_the_first_rank_writes(ran):
         assert [row["step"] for row in steps(tmp / name)] == [1, 2, 3]
         assert [row["lineage"] for row in steps(tmp / name)] == [0, 0, 1]
         assert list_steps(tmp / name / "checkpoints")[-1] == 3
+
+
+def test_status_metrics_checkpoint_and_stop_are_of_all_ranks(ran):
+    tmp, results, *_ = ran
+    answers = results[0]["answers"]
+    assert [one["served"] for one in results] == [["stopped"]] * 2
+    assert answers["steps"] == list(range(1, answers["stopped"] + 1))
+    assert answers["loss"] == pytest.approx(steps(tmp / "served")[0]["loss"])
+    assert list_steps(tmp / "served" / "checkpoints")[-1] == answers["stopped"] >= answers["saved"] >= 1
 
 
 def test_ranks_without_a_trainable_token(ran, tmp_path):
@@ -289,3 +327,13 @@ def test_fine_tuning_under_every_layout_equals_one_process(name, ran, alone):
         for key in ("loss", "grad_norm", "tokens", "learnt_tokens", "epoch"):
             assert row[key] == pytest.approx(other[key], rel=1e-4), key
     assert_weights_equal(tmp / f"sft_{name}", alone / "sft")
+
+
+def test_a_rank_that_dies_is_noticed(tmp_path):
+    (tmp_path / "results").mkdir()
+    name = "a_rank_that_dies_is_noticed"
+    before = time.monotonic()
+    assert start_two(tmp_path, [{"name": name, "layout": {}, "check": name}])[1] == 9
+    said = json.loads((tmp_path / "results" / "0.json").read_text())[name][0]
+    assert said.startswith("another rank ended or does not answer (") and "\n" not in said
+    assert time.monotonic() - before < 60
