@@ -14,9 +14,11 @@ import workload
 from checkpoint_workload import Chain
 from tests_support import make_folder
 
-from vime_trainer.checkpoint import path_of
+from vime_trainer import cli
+from vime_trainer.checkpoint import load_checkpoint, path_of
 from vime_trainer.checkpoint._boxes import Box
 from vime_trainer.checkpoint._stored import StoredCheckpoint
+from vime_trainer.policy import Policy
 
 SHARDED = {"distributed": True}
 
@@ -81,3 +83,16 @@ def test_layouts_hand_on_the_same_bits_and_the_same_loss(chain, found, tmp_path)
             assert torch.equal(value, want[name]), (path, name)
     tolerance = 1e-6 if chain.dtype == "float32" else 2e-2
     assert losses[chain.name] == pytest.approx(alone * len(chain.layouts), abs=tolerance, rel=tolerance)
+
+
+def test_a_checkpoint_of_two_ranks_is_exported_by_one(found, tmp_path, capsys):
+    root, out, _ = found
+    (chain,) = (chain for chain in CHAINS if chain.name == "glm")
+    words = ["export", "--model", root / "glm", "--checkpoint", out / chain.name, "--output", tmp_path / "hf"]
+    assert cli.main([str(word) for word in words]) == 0, capsys.readouterr().err
+    want = Policy.from_hf(root / "glm")
+    untrained = {name: value.clone() for name, value in want.weights().items()}
+    load_checkpoint(path_of(out / chain.name, 0), want)
+    for name, value in Policy.from_hf(tmp_path / "hf").weights().items():
+        assert torch.equal(value, want.weights()[name]), name
+        assert torch.equal(value, untrained[name]) == name.endswith("expert_bias"), name

@@ -62,8 +62,10 @@ def write_tensors(path: Path, tensors: Sequence[tuple[str, Tensor]]) -> dict[str
         for _, value in tensors:
             if value.numel():
                 data = memoryview(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-                size += file.write(data)
-                digest.update(data)
+                # In blocks, so that the training thread gets its turn.
+                for start in range(0, len(data), _BLOCK):
+                    size += file.write(data[start : start + _BLOCK])
+                    digest.update(data[start : start + _BLOCK])
         file.flush()
         os.fsync(file.fileno())
     return {"bytes": size, "xxh3_64": digest.hexdigest()}

@@ -16,7 +16,7 @@ from torch import Tensor
 from vime_trainer.checkpoint._boxes import Box, unravel
 from vime_trainer.checkpoint._shards import Block, Layout
 
-__all__ = ["Slot", "layouts", "slots"]
+__all__ = ["Slot", "layouts", "settle", "slots"]
 
 
 @dataclass(frozen=True)
@@ -26,19 +26,20 @@ class Slot:
     Attributes:
         param: the model's parameter.
         span: the elements of the flattened parameter that this rank updates; None is all of them.
-        main: what the inner optimizer updates: the parameter itself, a view of it, or float32 master weights.
+        main: what the inner optimizer knows it by: the parameter itself, a view of it, or a copy in float32.
+        master: float32 weights with values of their own; None where there are none.
         state: the inner optimizer's state of it, live; empty before the first update.
+        device: where moments live; the host when they are offloaded.
+        count_device: where step counts live.
     """
 
     param: Tensor
     span: tuple[int, int] | None
     main: Tensor
+    master: Tensor | None
     state: dict[str, Any]
-
-    @property
-    def has_master(self) -> bool:
-        """Whether `main` is a copy with its own values."""
-        return self.main.untyped_storage().data_ptr() != self.param.untyped_storage().data_ptr()
+    device: torch.device
+    count_device: torch.device
 
 
 def layouts(sharded: Any) -> Iterator[Layout]:
@@ -94,32 +95,55 @@ def _layout(key: str, tensor: Tensor, parts: list[Any]) -> Layout:
 
 
 def slots(inner: Any) -> Iterator[Slot]:
-    """What a Megatron optimizer updates on this rank, chained or not, distributed or not."""
+    """What a Megatron optimizer updates on this rank, chained or not, distributed or not, offloaded or not."""
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
+    for one in _chained(inner):
+        distributed = isinstance(one, DistributedOptimizer)
+        for param, span, main in _distributed(one) if distributed else _plain(one):
+            master = getattr(one.optimizer, "param_to_fp32_param", {}).get(main)
+            if master is None and main.untyped_storage().data_ptr() != param.untyped_storage().data_ptr():
+                master = main
+            yield Slot(param, span, main, master, one.optimizer.state[main], *_devices(one.optimizer, main))
+
+
+def settle(inner: Any) -> None:
+    """Hands restored states and weights on to the optimizers on the host that work in an offloading one."""
+    for whole in (one.optimizer for one in _chained(inner)):
+        for part in getattr(whole, "sub_optimizers", ()):
+            for copy in (param for group in part.param_groups for param in group["params"]):
+                main = whole.inner_param_to_orig_param[copy]
+                if main not in whole.param_to_fp32_param:
+                    copy.detach().copy_(main.detach())
+                part.state[copy] = whole.state[main]
+
+
+def _chained(inner: Any) -> Iterator[Any]:
     for one in getattr(inner, "chained_optimizers", [inner]):
-        if getattr(one, "is_stub_optimizer", False):
-            continue
-        if isinstance(one, DistributedOptimizer):
-            yield from _distributed(one)
-            continue
-        state = one.optimizer.state
-        masters = {id(param): param for param in one.get_parameters()}
-        for group, mains in zip(getattr(one, "float16_groups", []), _masters(one), strict=True):
-            for param, main in zip(group, mains, strict=True):
-                masters.pop(id(main))
-                yield Slot(param, None, main, state[main])
-        for param in masters.values():
-            yield Slot(param, None, param, state[param])
+        # An optimizer without parameters on this rank has no optimizer inside.
+        if not getattr(one, "is_stub_optimizer", False):
+            yield one
 
 
-def _masters(optimizer: Any) -> list[list[Tensor]]:
-    return getattr(optimizer, "fp32_from_float16_groups", [])
+def _plain(optimizer: Any) -> Iterator[tuple[Tensor, None, Tensor]]:
+    masters = {id(main): main for main in optimizer.get_parameters()}
+    low = getattr(optimizer, "float16_groups", [])
+    for group, mains in zip(low, getattr(optimizer, "fp32_from_float16_groups", []), strict=True):
+        for param, main in zip(group, mains, strict=True):
+            yield param, None, masters.pop(id(main))
+    for param in masters.values():
+        yield param, None, param
 
 
-def _distributed(optimizer: Any) -> Iterator[Slot]:
+def _distributed(optimizer: Any) -> Iterator[tuple[Tensor, tuple[int, int], Tensor]]:
     for param in optimizer.model_param_gbuf_map:
         span = optimizer._get_model_param_range_map(param)["param"]
         group, order = optimizer.model_param_group_index_map[param]
-        main = optimizer.optimizer.param_groups[group]["params"][order]
-        yield Slot(param, (span.start, span.end), main, optimizer.optimizer.state[main])
+        yield param, (span.start, span.end), optimizer.optimizer.param_groups[group]["params"][order]
+
+
+def _devices(optimizer: Any, main: Tensor) -> tuple[torch.device, torch.device]:
+    home = getattr(optimizer, "param_to_inner_param", {}).get(main, main).device
+    # torch's fused implementations count where they compute, the others on the host.
+    fused = any(getattr(optimizer, "defaults", {}).get(flag) for flag in ("fused", "capturable"))
+    return home, home if fused else torch.device("cpu")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vime_trainer import megatron
 from vime_trainer.checkpoint._boxes import Box
-from vime_trainer.checkpoint._megatron import Slot, layouts, slots
+from vime_trainer.checkpoint._megatron import Slot, layouts, settle, slots
 from vime_trainer.checkpoint._shards import Layout, Shard
 
 __all__ = [
@@ -31,6 +31,8 @@ WEIGHTS = "weights"
 OPTIMIZER = "optimizer"
 MASTER = "master"
 _COUNT = "step"
+_HOST_COPY = "master_param"
+"""An offloading optimizer's entry for its own copy, which is `Slot.main` or `Slot.master` again."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,10 @@ def optimizer_shards(name: str, layout: Layout, slot: Slot, value: Tensor) -> It
 
 def _state_of(slot: Slot) -> Iterator[tuple[str, Tensor]]:
     for kind, value in slot.state.items():
-        yield kind, torch.as_tensor(value)
-    if slot.has_master:
-        yield MASTER, slot.main
+        if kind != _HOST_COPY:
+            yield kind, torch.as_tensor(value)
+    if slot.master is not None:
+        yield MASTER, slot.master
 
 
 def make_room(slot: Slot, kinds: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> list[tuple[str, Tensor]]:
@@ -101,7 +104,7 @@ def make_room(slot: Slot, kinds: dict[str, tuple[tuple[int, ...], torch.dtype]])
 
     Args:
         slot: what an optimizer updates.
-        kinds: shape and dtype of each stored kind; a shape of () is a count that every rank keeps on the host.
+        kinds: shape and dtype of each stored kind; a shape of () is a count that every rank keeps.
 
     Returns:
         What is to be filled, by kind.
@@ -111,14 +114,16 @@ def make_room(slot: Slot, kinds: dict[str, tuple[tuple[int, ...], torch.dtype]])
     for kind, (shape, dtype) in kinds.items():
         if kind == MASTER:
             continue
-        place = {"dtype": dtype} if shape == () else {"dtype": dtype, "device": slot.main.device}
-        slot.state[kind] = torch.zeros(() if shape == () else slot.main.shape, **place)
+        if shape == ():
+            slot.state[kind] = torch.zeros((), dtype=dtype, device=slot.count_device)
+        else:
+            slot.state[kind] = torch.zeros(slot.main.shape, dtype=dtype, device=slot.device)
         found.append((kind, slot.state[kind]))
-    if slot.has_master:
+    if slot.master is not None:
         flat = slot.param.detach().view(-1)
-        slot.main.detach().view(-1).copy_(flat if slot.span is None else flat[slice(*slot.span)])
+        slot.master.detach().view(-1).copy_(flat if slot.span is None else flat[slice(*slot.span)])
         if MASTER in kinds:
-            found.append((MASTER, slot.main.detach()))
+            found.append((MASTER, slot.master.detach()))
     return found
 
 
@@ -131,7 +136,8 @@ def optimizer_values(optimizer: Any) -> dict[str, Any]:
 
 
 def set_optimizer_values(optimizer: Any, values: dict[str, Any]) -> None:
-    """Restores what `optimizer_values` gave."""
+    """Restores what `optimizer_values` gave; the last thing that is restored of an optimizer."""
+    settle(_inner(optimizer))
     optimizer.updates, optimizer.skipped = values["updates"], values["skipped"]
     if _COUNT in values:
         for group in _inner(optimizer).param_groups:

@@ -106,9 +106,11 @@ def _check(stored: StoredCheckpoint, name: str, trained: Trained, found: list[La
 
 
 def _fits(shard: Shard, entry: Stored) -> bool:
-    return entry.shape == shard.shape or (
-        shard.flexible and len(entry.shape) == len(shard.shape) and entry.shape[1:] == shard.shape[1:]
-    )
+    if entry.shape == shard.shape:
+        return True
+    # Padding is less than a row a rank: a head over a vocabulary is not mistaken for one of another kind.
+    alike = shard.flexible and len(entry.shape) == len(shard.shape) and entry.shape[1:] == shard.shape[1:]
+    return alike and max(entry.shape[0], shard.shape[0]) < 2 * min(entry.shape[0], shard.shape[0])
 
 
 def _mask(stored: StoredCheckpoint, found: Mapping[str, list[Layout]]) -> dict[str, str]:

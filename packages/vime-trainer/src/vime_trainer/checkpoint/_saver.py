@@ -60,8 +60,8 @@ class Saver:
         self.wait()
         try:
             snapshot: Snapshot | Exception = take(models, state, self._ranks.rank, self._asynchronous)
-        except (ValueError, RuntimeError, OSError) as error:
-            snapshot = error
+        except Exception as error:
+            snapshot = error  # told to all ranks, which wait for this one
         future: Future[Path] = Future()
         if not self._asynchronous:
             future.set_result(commit(self._root, state.step, snapshot, self._keep, self._ranks))
