@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 from vime_trainer.models import Architecture
@@ -19,6 +20,8 @@ class _Sizes(Protocol):
     expert: int
     expert_tensor: int
 
+    def split_layers(self, layers: int) -> list[int]: ...
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -30,6 +33,7 @@ class Layout:
         sequence: whether tensor-parallel ranks share the tokens between matrices.
         data: ranks that hold the same weights outside of experts and get other samples.
         expert_data: ranks that hold the same experts.
+        chunk_layers: decoder layers of each model chunk; chunk n is on stage n modulo `pipeline`.
     """
 
     gpus: int
@@ -42,6 +46,7 @@ class Layout:
     expert_tensor: int
     data: int
     expert_data: int
+    chunk_layers: tuple[int, ...]
 
     @classmethod
     def of(cls, config: _Sizes, gpus: int, arch: Architecture) -> Layout:
@@ -70,13 +75,14 @@ class Layout:
             expert_tensor=config.expert_tensor,
             data=gpus // (config.pipeline * config.tensor * config.context),
             expert_data=gpus // (config.pipeline * config.expert * config.expert_tensor),
+            chunk_layers=tuple(config.split_layers(arch.layers)),
         )
 
-    def stage_layers(self, arch: Architecture, stage: int) -> list[int]:
+    def stage_layers(self, stage: int) -> list[int]:
         """Global numbers of the layers of a pipeline stage, ascending."""
-        size = arch.layers // (self.pipeline * self.virtual)
-        firsts = [(chunk * self.pipeline + stage) * size for chunk in range(self.virtual)]
-        return [first + offset for first in firsts for offset in range(size)]
+        ends = list(accumulate(self.chunk_layers, initial=0))
+        chunks = range(stage, len(self.chunk_layers), self.pipeline)
+        return [layer for chunk in chunks for layer in range(ends[chunk], ends[chunk + 1])]
 
 
 def _check_model(config: _Sizes, arch: Architecture) -> None:
@@ -85,7 +91,6 @@ def _check_model(config: _Sizes, arch: Architecture) -> None:
         wanted.append(("tensor", arch.ffn, "columns of the dense feed-forward part"))
     if arch.shared_ffn:
         wanted.append(("tensor", arch.shared_ffn, "columns of the shared experts"))
-    wanted.append(("pipeline", arch.layers, "layers"))
     wanted.append(("expert", arch.experts if arch.moe_layers else 1, "experts"))
     wanted.append(("expert_tensor", arch.expert_ffn if arch.moe_layers else 1, "columns of a routed expert"))
     for name, count, what in wanted:
@@ -94,11 +99,9 @@ def _check_model(config: _Sizes, arch: Architecture) -> None:
             raise ValueError(f"parallel.{name}: {size} does not divide the model's {count} {what}; {_valid(count)}")
     if config.virtual > 1 and config.pipeline == 1:
         raise ValueError(f"parallel.virtual: {config.virtual} needs pipeline stages; valid: 1 with pipeline = 1")
-    left = arch.layers // config.pipeline
-    if left % config.virtual:
-        raise ValueError(
-            f"parallel.virtual: {config.virtual} does not divide the {left} layers of a stage; {_valid(left)}"
-        )
+    for name, most in (("pipeline", arch.layers), ("virtual", arch.layers // config.pipeline)):
+        if getattr(config, name) > most:
+            raise ValueError(f"parallel.{name}: {getattr(config, name)}; valid: 1 to {most} for {arch.layers} layers")
     if arch.moe_layers and config.tensor > 1 and not config.sequence:
         raise ValueError("parallel.sequence: false; valid: true, which MoE layers need with parallel.tensor > 1")
 

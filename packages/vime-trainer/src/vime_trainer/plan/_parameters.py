@@ -46,7 +46,7 @@ def active(table: Sequence[Entry], arch: Architecture) -> int:
 
 def on_stage(table: Sequence[Entry], arch: Architecture, layout: Layout, stage: int) -> Parameters:
     """Parameters of a GPU of one pipeline stage."""
-    layers = set(layout.stage_layers(arch, stage))
+    layers = set(layout.stage_layers(stage))
     first, last = stage == 0, stage == layout.pipeline - 1
     dense, expert, frozen, largest = 0, 0, 0, 0
     for entry in table:

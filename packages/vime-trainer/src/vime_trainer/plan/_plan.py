@@ -185,7 +185,7 @@ def _stage(
     found = _parameters.on_stage(table, arch, layout, stage)
     width = 2 if workload.dtype == "bfloat16" else 4
     state = _optimizer_bytes(found, layout, workload)
-    layers = layout.stage_layers(arch, stage)
+    layers = layout.stage_layers(stage)
     tokens = Tokens.of(workload.micro_batch_tokens, layout)
     first, last = stage == 0, stage == layout.pipeline - 1
     each = [
