@@ -55,7 +55,7 @@ class RlSettings(Settings):
     model: Path = Field(description="Hugging Face folder that the run starts from")
     output: Path = Field(description="folder of the run: metrics, checkpoints")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of weights and activations")
-    recompute: bool = Field(False, description="recompute activations in the backward pass (GPU only)")
+    recompute: bool = Field(False, description="recompute activations in the backward pass instead of keeping them")
     ranks: int | None = Field(
         None, ge=1, description="trainer processes to start on this host; absent takes WORLD_SIZE"
     )
