@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,10 +55,13 @@ def fuse(switch: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             if broken or not first.is_cuda or not getattr(switches, switch):
                 return function(first, *rest)
             if compiled is None:
+                _allow_variants()
                 compiled = torch.compile(function)
-            _fix_widths(first, *rest)
+            # Detached, so that it is no variant whether a weight has a gradient at present.
+            arguments = [one.detach() if isinstance(one, Tensor) else one for one in (first, *rest)]
+            _fix_widths(arguments)
             try:
-                return compiled(first, *rest)
+                return compiled(*arguments)
             except torch._dynamo.exc.TorchDynamoException as error:
                 broken = True
                 warnings.warn(f"{function.__name__} runs unfused: {error}", RuntimeWarning, stacklevel=2)
@@ -70,7 +73,16 @@ def fuse(switch: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return decorate
 
 
-def _fix_widths(*arguments: Any) -> None:
+_LIMIT = 64
+"""Most variants of one function: by width, element type, strides."""
+
+
+def _allow_variants() -> None:
+    config = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, _LIMIT)
+
+
+def _fix_widths(arguments: Sequence[Any]) -> None:
     """One kernel for each width, whatever the number of rows, instead of a slower one for all widths."""
     for tensor in arguments:
         if isinstance(tensor, Tensor):
