@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -287,3 +288,12 @@ def test_every_number_of_a_stage_is_in_json():
     made = make_plan(HfConfig(MOE), ParallelConfig(), 1)
     names = {field.name for field in dataclasses.fields(plan.StageMemory)}
     assert set(made.to_dict()["stages"][0]) == names | {"total"}
+
+
+def test_the_readme_shows_what_the_command_prints(tmp_path, capsys):
+    folder(QWEN3_30B | {"tie_word_embeddings": False}, tmp_path)
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    shown = readme.partition("$ vime-trainer plan Qwen3-30B-A3B ")[2].partition("\n```")[0]
+    options, _, printed = shown.partition("\n")
+    assert main(["plan", str(tmp_path), *options.split()]) == 0
+    assert capsys.readouterr().out.strip() == printed.strip()
