@@ -12,6 +12,7 @@ import argparse
 import subprocess
 import sys
 import tomllib
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,17 @@ def prepared(name: str, runs: Path) -> Path:
     """A run folder with the task and the warmed-up model."""
     folder = runs / f"{name}-warm"
     if not (folder / "sft/final").is_dir():
-        command = [sys.executable, "-m", "vime_launch", "demo", "--prepare-only", "--name", folder.name, "--runs-dir", str(runs)]
+        command = [
+            sys.executable,
+            "-m",
+            "vime_launch",
+            "demo",
+            "--prepare-only",
+            "--name",
+            folder.name,
+            "--runs-dir",
+            str(runs),
+        ]
         subprocess.run(command, check=True)
     return folder
 
@@ -52,7 +63,9 @@ def every_third_question(warm: Path, path: Path) -> Path:
     return path
 
 
-def recipe(algorithm: str, name: str, runs: Path, warm: Path, steps: int, interval: int) -> dict[str, Any]:
+def recipe(
+    algorithm: str, name: str, runs: Path, warm: Path, steps: int, interval: int, optimizer_steps: int
+) -> dict[str, Any]:
     """The demo's recipe for one algorithm, on another's warm start."""
     text = find_recipe("demo.toml").read_text().replace("${run}", str(warm.resolve()))
     values = tomllib.loads(text)
@@ -61,6 +74,7 @@ def recipe(algorithm: str, name: str, runs: Path, warm: Path, steps: int, interv
     values["buffer"]["config"]["evaluation"]["held_out"]["path"] = str(questions)
     trainer = values["trainer"]["config"]
     trainer |= TRAINERS[algorithm] | {"max_steps": steps, "replay_check_interval": 0}
+    trainer["batch"] |= {"optimizer_steps": optimizer_steps}
     trainer["evaluations"] = [{"set": "held_out", "interval": interval}]
     trainer["checkpoint"] = {"interval": steps}
     return values
@@ -79,9 +93,14 @@ def draw(curves: dict[str, Metrics], path: Path) -> None:
         axes.set_xlabel("step")
         axes.set_ylim(-0.02, 1.02)
         axes.grid(alpha=0.3)
-        for name, metrics in curves.items():
+        for (name, metrics), style, width in zip(
+            curves.items(), cycle(("-", "--", ":")), cycle((1.4, 2.2, 3.2)), strict=False
+        ):
             steps, values = metrics.accuracy()[1:] if place == 1 else metrics.series(REWARD)
-            axes.plot(steps, values, marker="o" if place == 1 else None, markersize=3, linewidth=1.4, label=name)
+            # Curves may lie on one another.
+            axes.plot(
+                steps, values, style, marker="o" if place == 1 else None, markersize=3, linewidth=width, label=name
+            )
         axes.legend(fontsize=9, loc="lower right")
     figure.savefig(path, dpi=110)
 
@@ -90,6 +109,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--from", dest="warm", type=Path, default=None)
     parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--optimizer-steps", type=int, default=1, help="a batch; with more than one, ratios leave 1")
     parser.add_argument("--interval", type=int, default=2, help="steps between evaluations")
     parser.add_argument("--algorithms", default="ppo,grpo,gspo")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
@@ -100,7 +120,9 @@ def main() -> int:
     warm = arguments.warm or prepared(arguments.name, runs)
     curves: dict[str, Metrics] = {}
     for algorithm in arguments.algorithms.split(","):
-        values = recipe(algorithm, arguments.name, runs, warm, arguments.steps, arguments.interval)
+        values = recipe(
+            algorithm, arguments.name, runs, warm, arguments.steps, arguments.interval, arguments.optimizer_steps
+        )
         folder = runs / values["name"]
         if not (folder / "summary.json").exists():
             file = runs / f"{values['name']}.toml"
