@@ -82,9 +82,10 @@ def test_it_learns_a_toy_task_and_exports_what_transformers_loads(ready):
     assert right > 14
 
 
-def test_a_split_run_equals_a_whole_one(ready):
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_split_run_equals_a_whole_one(ready, asynchronous):
     whole = run_sft(settings_for(ready, "whole", steps=12))
-    limit = settings_for(ready, "split", steps=12, checkpoint={"interval": 5})
+    limit = settings_for(ready, "split", steps=12, checkpoint={"interval": 5, "asynchronous": asynchronous})
     stopped = 0
 
     def stop(*args, **kwargs):
