@@ -58,6 +58,8 @@ def initialize(config: ParallelConfig | None = None) -> Parallel:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     _seams.install()
+    if _current is not None:
+        _current.barrier()  # nobody may still wait in the groups that are about to go
     _close()
     _open_world()
     _make_groups(config)
