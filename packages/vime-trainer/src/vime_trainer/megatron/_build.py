@@ -61,9 +61,7 @@ def _build_chunk(arch: Architecture, dtype: torch.dtype, recompute: bool, stage:
         from vime_trainer.megatron._moe import sum_in_float32
 
         config = _transformer_config(arch, dtype, recompute)
-        spec = get_gpt_decoder_block_spec(
-            config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=stage
-        )
+        spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=stage)
         _plug_in(spec)
         model = PackedGPT(
             config=config,

@@ -190,7 +190,9 @@ def _owners(total: int, cut: Cut, cells: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _routes(routes: ReplayRows | RecordRows | None, seen: np.ndarray) -> ReplayRows | RecordRows | None:
-    if not isinstance(routes, ReplayRows) or (len(seen) == len(routes.valid) and np.array_equal(seen, np.arange(len(seen)))):
+    if not isinstance(routes, ReplayRows) or (
+        len(seen) == len(routes.valid) and np.array_equal(seen, np.arange(len(seen)))
+    ):
         return routes
     from vime_r3.layout import take
 
