@@ -1,31 +1,34 @@
 """Two ranks do what one process does: one start of two processes, and what came of each of its jobs."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
-from make import answer, group, index_of, prompt, rollout, sample, samples_of
+from rank_jobs import (
+    LAYOUTS,
+    LIVE,
+    PPO,
+    jobs_of,
+    megatron_settings,
+    odd_batches,
+    ppo_settings,
+    sft_settings,
+    start_two,
+    write_inputs,
+)
 from safetensors.numpy import load_file
-from stages import Stages, settings_for
+from stages import Stages
 from test_faults import faulty
 from test_loop import lines, steps
-from test_megatron import groups_of
 from test_services import import_settings
-from tests_support import tiny_moe_folder
 from toy import ToyBackend
 
 from vime_proto.channel import open_sync_channel
 from vime_proto.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 from vime_trainer.checkpoint import list_steps
-from vime_trainer.policy import Policy
-from vime_trainer.rl import train, write_batch
+from vime_trainer.rl import train
 from vime_trainer.rl._megatron import MegatronBackend
 from vime_trainer.sft import SftSettings, run_sft
 
@@ -35,98 +38,6 @@ KEYS = (
     "train_rollout_logprob_abs_diff/sequence_max", "train_rollout_kl", "policy/ratio", "policy/ratio_min",
     "policy/ratio_max", "policy/entropy", "policy/clip_fraction", "policy/kl", "policy/correction_weight",
 )  # fmt: skip
-KL = {"kl": {"coefficient": 0.1, "refresh_interval": 2}}
-LIVE = {
-    "data": ({}, {"batch": {"optimizer_steps": 2}, "algorithm": KL}),
-    "tensor": ({"tensor": 2}, {}),
-    "pipeline": ({"pipeline": 2}, {"batch": {"optimizer_steps": 2}}),
-}
-LAYOUTS = {
-    "dp2": {},
-    "tp2": {"tensor": 2},
-    "pp2": {"pipeline": 2},
-    "cp2": {"context": 2},
-    "ep2": {"expert": 2},
-}
-
-
-def odd_batches(folder):
-    """One trainable sample for two ranks, then none at all, then a batch like any other."""
-
-    def pair(name, one, other):
-        return group(
-            name,
-            rollout(f"{name}0", 1.0, sample(f"{name}0", prompt(), answer(one))),
-            rollout(f"{name}1", 0.0, sample(f"{name}1", prompt(), answer(other))),
-        )
-
-    for ordinal, groups in enumerate([[pair("a", [3, 4], [])], [pair("b", [], [])], [pair("c", [3], [5, 6, 7])]]):
-        write_batch(folder, index_of(groups, ordinal=ordinal, batch_id=f"{ordinal:06d}"), samples_of(groups))
-    return folder
-
-
-def megatron_settings(tmp, output):
-    """Two steps of two optimizer steps each on what a Megatron engine answered, with its routes. An epsilon that large
-    makes Adam's steps follow the gradient, so that what is nearly 0 does not turn with the last bit."""
-    return import_settings(
-        tmp / "answers",
-        output,
-        model=tmp / "model",
-        r3="replay",
-        batch={"groups": 2, "group_size": 3, "token_budget": 12, "optimizer_steps": 2},
-        optimizer={"learning_rate": 1e-2, "epsilon": 1e-2},
-        algorithm={"kl": {"coefficient": 0.1}},
-    )
-
-
-def sft_settings(tmp, name):
-    return {
-        "model": str(tmp / "model"), "output": str(tmp / name), "data": {"files": [str(tmp / "rows.jsonl")]}, "steps": 2,
-        "batch_size": 5, "micro_batch_tokens": 24, "metrics": {"tensorboard": False},
-        "optimizer": {"learning_rate": 1e-2, "epsilon": 1e-2},
-    }  # fmt: skip
-
-
-def write_inputs(tmp):
-    """A model, what it answered as an engine, and rows to learn."""
-    tiny_moe_folder(tmp / "model")
-    engine = Policy.from_hf(tmp / "model")
-    engine.attach_replay()
-    groups = groups_of(engine)
-    for ordinal in range(2):
-        name = f"{ordinal:06d}"
-        write_batch(tmp / "answers", index_of(groups, ordinal=ordinal, batch_id=name), samples_of(groups))
-    rows = [{"prompt": "<bos>" + "abcd"[: 1 + i % 4] + "=", "response": "dcba"[i % 3 :]} for i in range(11)]
-    (tmp / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def jobs_of(stages, tmp, odd):
-    """The jobs, as JSON."""
-
-    def live(name, layout, **changes):
-        settings = settings_for(stages[name], tmp / name, export_batches=tmp / name / "batches", **changes)
-        return {"name": name, "layout": layout, "settings": settings.model_dump(mode="json", exclude={"parallel"})}
-
-    jobs = []
-    for name, (layout, changes) in LIVE.items():
-        # In two parts: the second resumes.
-        jobs += [live(name, layout, max_steps=count, **changes) for count in (2, 3)]
-    jobs.append(live("served", {}, max_steps=1000, address_file=tmp / "served" / "address", checkpoint={"interval": 0}))
-    waiting = live("waiting", {})
-    odd_settings = import_settings(odd, tmp / "odd").model_dump(mode="json", exclude={"parallel"})
-    checks = (
-        "what_one_rank_refuses_all_refuse",
-        "a_failure_of_one_rank_is_named_on_the_others",
-        "an_interrupt_of_one_rank_ends_all",
-    )
-    jobs.append({"name": "odd", "layout": {}, "settings": odd_settings})
-    for name, layout in LAYOUTS.items():
-        settings = megatron_settings(tmp, tmp / name).model_dump(mode="json", exclude={"parallel"})
-        jobs.append({"name": name, "layout": layout, "settings": settings, "megatron": True})
-        jobs.append({"name": f"sft_{name}", "layout": layout, "sft": sft_settings(tmp, f"sft_{name}")})
-    jobs += [{"name": name, "layout": {}, "check": name} for name in checks]
-    jobs.append({**waiting, "interrupted_rank": 1})
-    return jobs
 
 
 @pytest.fixture(scope="module")
@@ -170,35 +81,6 @@ def ask(address_file):
         stopped = stub.Stop(trainer_pb2.StopRequest(request_id="stop", reason="enough"))
         steps = [first.step, *(one.metrics.step for one in stream)]
     return {"loss": first.values["loss"], "saved": saved.batch, "stopped": stopped.after_step, "steps": steps}
-
-
-def start_two(tmp, jobs):
-    """Two ranks that do these jobs: their exit statuses."""
-    (tmp / "jobs.json").write_text(json.dumps(jobs))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    script = Path(__file__).with_name("rank_worker.py")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, tmp / "jobs.json", tmp / "results"],
-            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        for process in processes:
-            said, _ = process.communicate(timeout=150)
-            if process.returncode:
-                print(said[-6000:])
-        return [process.returncode for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
 
 
 def figures_of(row):
@@ -291,12 +173,13 @@ def alone(ran, tmp_path_factory):
     tmp, *_ = ran
     output = tmp_path_factory.mktemp("alone")
     train(megatron_settings(tmp, output / "rl"), MegatronBackend)
+    train(ppo_settings(tmp, output / "ppo"), MegatronBackend)
     run_sft(SftSettings(**{**sft_settings(tmp, "sft"), "output": output / "sft"}))
     return output
 
 
-def assert_weights_equal(mine, expected):
-    ours, others = (load_file(folder / "final" / "model.safetensors") for folder in (mine, expected))
+def assert_weights_equal(mine, expected, name="final"):
+    ours, others = (load_file(folder / name / "model.safetensors") for folder in (mine, expected))
     assert ours.keys() == others.keys()
     for key, value in others.items():
         np.testing.assert_allclose(ours[key], value, atol=1e-5, err_msg=key)
@@ -315,6 +198,26 @@ def test_every_layout_equals_one_process(name, ran, alone):
     # The engine had the very weights of the first step, whatever the layout.
     assert rows[0]["train_rollout_logprob_abs_diff/max"] < 1e-5 < rows[0]["logprob_abs_diff_shifted_routes"]
     assert_weights_equal(tmp / name, alone / "rl")
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_a_critic_on_two_ranks_equals_one_process(name, ran, alone):
+    """Also across a resume, which restores both models and both optimizers."""
+    tmp, results, *_ = ran
+    assert [one[name] for one in results] == [["finished", "finished"]] * 2
+    rows, expected = steps_of(tmp / name), steps_of(alone / "ppo")
+    assert [row["optimizer_steps"] for row in rows] == [0, 2]
+    for row, other in zip(rows, expected, strict=True):
+        assert figures_of(row) == pytest.approx(figures_of(other), rel=2e-4, abs=2e-6)
+        critic = {key: value for key, value in other.items() if key.startswith("critic/")}
+        assert {key: row[key] for key in critic} == pytest.approx(critic, rel=2e-4, abs=2e-6)
+        assert critic["critic/grad_norm"] > 0
+    assert_weights_equal(tmp / name, alone / "ppo")
+    assert_weights_equal(tmp / name, alone / "ppo", "final-critic")
+
+
+def steps_of(output):
+    return [row for row in lines(output) if "optimizer_steps" in row]
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -42,9 +42,7 @@ class RecordedRoutes:
             parts = np.split(routes.ids, np.cumsum(self._columns.lengths[list(micro.samples)])[:-1])
             self._kept |= dict(zip(micro.samples, parts, strict=True))
 
-    def rows_for(
-        self, micro: MicroBatch, shift: int = 0, measure: bool = False
-    ) -> ReplayRows | RecordRows | None:
+    def rows_for(self, micro: MicroBatch, shift: int = 0, measure: bool = False) -> ReplayRows | RecordRows | None:
         """Routes of a micro-batch's tokens, the last ones of samples too; None before any were kept."""
         if self._recording:
             return RecordRows()

@@ -220,7 +220,7 @@ def one_line(error: BaseException) -> str:
     text = str(error) or type(error).__name__
     if isinstance(error, RankLostError) or not isinstance(error, RuntimeError) or not _GONE.search(text):
         return text
-    return f"another rank ended or does not answer ({text.splitlines()[0]})"
+    return f"another rank ended or does not answer ({text.splitlines()[0].split('. ')[0]})"
 
 
 def _outcome(error: BaseException | None) -> bytes:
