@@ -3,9 +3,14 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
 from launch_support import Recipes
 
 from vime_launch.process_tree import tree
+
+# Property tests are indifferent to how busy the machine is.
+settings.register_profile("vime", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("vime")
 
 
 @pytest.fixture

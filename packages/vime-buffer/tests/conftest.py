@@ -11,9 +11,14 @@ from pathlib import Path
 import grpc
 import pytest
 from client import Client
+from hypothesis import HealthCheck, settings
 
 from vime_buffer import BufferServer, BufferSettings
 from vime_proto.errors import from_rpc_error
+
+# Property tests are indifferent to how busy the machine is.
+settings.register_profile("vime", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("vime")
 
 
 class Clock:

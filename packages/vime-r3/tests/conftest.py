@@ -2,8 +2,13 @@ import importlib.util
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from vime_proto.version import policy_version
+
+# Property tests are indifferent to how busy the machine is.
+settings.register_profile("vime", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("vime")
 
 # The replay is an optional module: without its needs its tests are not collected.
 if importlib.util.find_spec("torch") is None or importlib.util.find_spec("megatron.core") is None:

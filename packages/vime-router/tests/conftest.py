@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 import pytest
+from hypothesis import HealthCheck, settings
 from scripted import Engine, serve_engine
 
 from vime_proto.channel import open_channel
@@ -14,6 +15,10 @@ from vime_proto.rollout.v1 import rollout_pb2 as pb
 from vime_proto.rollout.v1 import rollout_pb2_grpc
 from vime_proto.router.v1 import router_pb2, router_pb2_grpc
 from vime_router import RouterSettings, serve
+
+# Property tests are indifferent to how busy the machine is.
+settings.register_profile("vime", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("vime")
 
 FAST = {"interval_seconds": 0.1, "queued_interval_seconds": 0.02, "timeout_seconds": 0.5}
 

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from tests_support import make_folder
+
+# Property tests are indifferent to how busy the machine is.
+settings.register_profile("vime", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("vime")
 
 torch.set_num_threads(2)
 
