@@ -25,6 +25,7 @@ def register() -> None:
         raise ValueError(f"vime-rollout cannot register the weight transport {NAME!r} with vLLM: {error}") from error
     if os.environ.get("VIME_ENGINE") and multiprocessing.parent_process() is not None:
         _end_with_parent()
+        _ask_for_amx()
 
 
 def _end_with_parent() -> None:
@@ -36,3 +37,12 @@ def _end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+
+
+def _ask_for_amx() -> None:
+    # vLLM asks the kernel for AMX where it binds threads to cores, which engines do not; unasked, its bfloat16 experts die of an
+    # illegal instruction.
+    import torch
+
+    if torch.cpu._is_amx_tile_supported():
+        torch.cpu._init_amx()
