@@ -38,6 +38,11 @@ def test_ranks_get_all_rows_that_their_tokens_have_and_no_more(lengths, size, jo
     assert fetched == sum(lengths) - len(lengths)
 
 
+def test_a_sample_without_tokens_has_no_rows():
+    assert row_ranges(np.arange(4), [0, 4]) == [[], [(0, 3)]]
+    assert row_ranges(np.arange(4), [4, 0]) == [[(0, 3)], []]
+
+
 def test_rows_outside_the_ranges_are_never_used(make_ids):
     lengths, size = [9, 4, 13], 2
     traces = [encode(make_ids(n - 1, seed=n), layer_ids=range(4), experts=8, version=V1) for n in lengths]

@@ -121,6 +121,16 @@ def test_older_config_keys_mean_the_same(glm_folder):
     assert family.architecture(new).moe_layers == {1, 2} and family.architecture(new).shared_ffn == 96
 
 
+def test_absent_keys_mean_what_transformers_takes_them_for(glm_folder):
+    values = dict(read_config(glm_folder).values)
+    width = values["moe_intermediate_size"]
+    del values["n_shared_experts"]
+    assert family_of(HfConfig(values)).architecture(HfConfig(values)).shared_ffn == width
+    dense = {"model_type": "qwen3", "hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 2}
+    dense |= {"vocab_size": 64, "intermediate_size": 128, "num_key_value_heads": 8}
+    assert family_of(HfConfig(dense)).architecture(HfConfig(dense)).head_dim == 128
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [

@@ -225,6 +225,11 @@ def test_early_stages_keep_more_micro_batches():
     assert chunked.layout.stage_layers(1) == [*range(6, 12), *range(30, 36)]
 
 
+def test_parts_of_micro_batches_stay_parts_in_json():
+    made = make_plan(HfConfig(QWEN3_30B), ParallelConfig(pipeline=4, virtual=2), 4, Workload(step_tokens=10**6))
+    assert [stage["in_flight"] for stage in made.to_dict()["stages"]] == [5.5, 4.5, 3.5, 2.5]
+
+
 def test_layers_that_do_not_divide_go_to_the_middle():
     stages = make_plan(HfConfig(GLM_45), ParallelConfig(pipeline=8), 8).stages
     assert [stage.layers for stage in stages] == [11, 11, 12, 12, 12, 12, 11, 11]

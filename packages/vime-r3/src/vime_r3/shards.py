@@ -38,7 +38,7 @@ def row_ranges(positions: np.ndarray, tokens: Sequence[int], *, join: int = 0) -
     needed[positions[positions >= 0]] = True
     found, first = [], 0
     for count in tokens:
-        ranges = _ranges.of_mask(needed[first : first + count - 1])
+        ranges = _ranges.of_mask(needed[first : first + max(count - 1, 0)])
         found.append(_joined(ranges, join))
         first += count
     return found

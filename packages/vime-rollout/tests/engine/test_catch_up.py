@@ -57,6 +57,7 @@ class Trainer(weights_pb2_grpc.WeightServiceServicer):
     def __init__(self, run_id="run"):
         self.run_id, self.latest, self.parts, self.acks = run_id, None, {}, []
         self.damage = 0  # fetches that get wrong bytes in their last chunk
+        self.deaf = False  # whether it refuses to hear of what was applied
         self.fetches = 0
         self.changed = asyncio.Condition()
 
@@ -93,6 +94,8 @@ class Trainer(weights_pb2_grpc.WeightServiceServicer):
             yield weights.FetchTensorsResponse(chunk=index, offset=half, data=data[half:])
 
     async def AckApplied(self, request, context):
+        if self.deaf:
+            raise StatusError(grpc.StatusCode.NOT_FOUND, "no such update")
         self.acks.append((request.update_id, request.engine_id))
         return weights.AckAppliedResponse()
 
@@ -189,6 +192,33 @@ async def test_wrong_bytes_leave_it_stale_until_the_next_fetch(engine, trainer):
     await until(lambda: trainer.acks)
     assert held(engine) == (0, 2)
     assert engine.machine.state == SERVING
+    await engine.catch_up.stop()
+
+
+async def test_weights_that_the_trainer_does_not_hear_of_are_held_all_the_same(engine, trainer, caplog):
+    trainer.deaf = True
+    await trainer.publish(2)
+    await engine.catch_up.first()
+    assert held(engine) == (0, 2) and engine.machine.state == SERVING
+    assert "does not know that engine-0 holds the weights" in caplog.text and "not caught up" not in caplog.text
+    await engine.catch_up.stop()
+
+
+async def test_a_backend_that_fails_does_not_end_the_following(engine, trainer, caplog):
+    pause, failures = engine.backend.pause, [RuntimeError("the workers are busy")]
+
+    async def failing(keep):
+        if failures:
+            raise failures.pop()
+        await pause(keep)
+
+    engine.backend.pause = failing
+    engine.catch_up.start()
+    await trainer.publish(1)
+    await until(lambda: not failures)
+    await engine.control.Resume(pb.ResumeRequest(request_id="resume"), None)
+    await until(lambda: held(engine) == (0, 1))
+    assert "the workers are busy" in caplog.text
     await engine.catch_up.stop()
 
 

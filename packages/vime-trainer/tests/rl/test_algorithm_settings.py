@@ -150,6 +150,21 @@ def test_normalised_weights_need_weights_before_the_cut(settings):
         AlgorithmSettings(correction_normalise=True, **settings)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"correction": "icepop", "correction_high": 0.3},
+        {"correction": "geometric", "correction_low": 1.1},
+        {"correction_high": 0.0},
+        {"correction_low": -1.0},
+        {"correction_high": float("nan")},
+    ],
+)
+def test_bounds_that_leave_no_weight_are_refused(settings):
+    with pytest.raises(ValidationError, match="correction_low, correction_high: .* leave no weight"):
+        AlgorithmSettings(**settings)
+
+
 def test_a_critic_needs_its_loss():
     with pytest.raises(ValueError, match="algorithm mine: needs_critic and value_loss go together"):
         Algorithm("mine", get_algorithm("ppo").advantage, get_algorithm("ppo").loss, needs_critic=True)

@@ -82,6 +82,12 @@ def test_kl_within_the_reward_is_no_term_of_the_loss_but_is_measured():
     assert result.metrics["kl"].tolist() == pytest.approx([0.6, 0.7, -0.6])
 
 
+def test_a_kl_beyond_its_limit_is_counted():
+    given = toy(reference_logprobs=[-1.0, -101.0, 99.0])
+    result = evaluate(torch.tensor(LIVE), given, kl={"coefficient": 0.5})
+    assert result.metrics["kl_limit_fraction"].tolist() == [0.0, 1.0, 1.0]
+
+
 @pytest.mark.parametrize(("estimator", "value"), [("k1+", "k1"), ("k3+", "k3"), ("k2", "k2")])
 def test_kl_with_the_right_gradient(estimator, value):
     reference = torch.tensor([-1.5, -0.5, -41.0])

@@ -27,6 +27,10 @@ BASE = {"model": "m", "output": "o", "buffer": "h:1", "router": "h:2"}
         ({"algorithm": {"name": "grop"}}, "did you mean 'grpo'"),
         ({"algorithm": {"old_policy": "engine", "correction": "tis"}}, "corrects twice"),
         ({"algorithm": {"correction": "none"}, "max_staleness": 1}, "stale"),
+        (
+            {"r3": "record", "batch": {"optimizer_steps": 2}, "algorithm": {"old_policy": "engine"}},
+            'r3: "record" keeps .* old_policy "engine" makes none',
+        ),
         ({"weights": {"transport": "carrier"}}, "weights.transport"),
         ({"learning_rate": 1}, "learning_rate"),
     ],

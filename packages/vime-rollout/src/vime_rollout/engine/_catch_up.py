@@ -91,6 +91,10 @@ class CatchUp:
                 reason = "the trainer ended the stream"
             except (ContractError, StatusError, grpc.RpcError) as error:
                 reason = _reason(error)
+            except Exception as error:
+                # A backend that failed, say: the engine goes on with what it holds, and the next try may work.
+                log.exception("weights of %s", self._address)
+                reason = repr(error)
             if reason != said:
                 log.info("weights of %s: %s; tried again", self._address, reason)
             said = reason
@@ -131,9 +135,7 @@ class CatchUp:
                 weights.SourceTotal(source_id=one.source_id, chunks=len(one.chunks), bytes=one.total_bytes)
                 for one in manifest.sources
             ]
-            commit = pb.CommitUpdateRequest(
-                request_id=f"{prefix}/commit", update_id=manifest.update_id, totals=totals
-            )
+            commit = pb.CommitUpdateRequest(request_id=f"{prefix}/commit", update_id=manifest.update_id, totals=totals)
             await control.CommitUpdate(commit, None)
         except BaseException as error:
             # The trainer may have put an update of its own in the place of this one.
@@ -148,7 +150,11 @@ class CatchUp:
         ack = weights.AckAppliedRequest(
             request_id=f"{prefix}/ack", update_id=manifest.update_id, engine_id=engine.settings.engine_id
         )
-        await call(self._stub(self._address).AckApplied, ack, timeout=10.0)
+        try:
+            await call(self._stub(self._address).AckApplied, ack, timeout=10.0)
+        except grpc.RpcError as error:
+            # The weights are in place all the same.
+            log.warning("%s does not know that %s holds the weights: %s", self._address, ack.engine_id, describe(error))
 
     async def _parts(self, update_id: str, source: weights.WeightSource) -> AsyncIterator[pb.SendChunksRequest]:
         request = weights.FetchTensorsRequest(update_id=update_id, source_id=source.source_id)

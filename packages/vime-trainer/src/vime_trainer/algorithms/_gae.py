@@ -14,8 +14,8 @@ def gae(
     """Advantages and returns (arXiv:1506.02438), in float64.
 
     delta_t = r_t + gamma V_{t+1} - V_t, A_t = sum over l of (gamma lam)^l delta_{t+l}, return_t = A_t + V_t. Token t + 1 is
-    the next trainable token of the rollout, in this sample or a later one; after the last, V is 0. Masked tokens take no
-    part, whatever stands there.
+    the next trainable token of the rollout, in this sample or a later one; after the last, V is 0, also where a limit cut the
+    rollout: what it would have earned counts as nothing. Masked tokens take no part, whatever stands there.
 
     Args:
         batch: T tokens.

@@ -10,6 +10,11 @@ ESTIMATORS = ("k1", "k2", "k3", "k1+", "k3+")
 _LIMIT = 20.0
 
 
+def beyond_limit(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """float32 [T], detached: 1 where d of `kl_terms` was clamped, so that the estimate has no gradient."""
+    return ((reference - logprobs).detach().abs() > _LIMIT).to(torch.float32)
+
+
 def kl_terms(logprobs: torch.Tensor, reference: torch.Tensor, estimator: str) -> torch.Tensor:
     """[T], with d = log pi_ref - log pi clamped to +-20: k1 = -d, k2 = d^2 / 2, k3 = e^d - d - 1.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ._corrections import correction_weights, sequence_mask
-from ._kl import kl_terms
+from ._kl import beyond_limit, kl_terms
 from ._types import Algorithm, Streams
 
 
@@ -70,6 +70,7 @@ def objective(
             total = total + settings.kl.coefficient * kl
         # A copy: the metric must not change with what happens to the tensor later.
         metrics["kl"] = kl.detach().clone()
+        metrics["kl_limit_fraction"] = beyond_limit(logprobs, reference)
     metrics["entropy"] = entropy.detach().clone()
     total = torch.where(streams.mask, total, zero)
     return Objective((total * streams["weights"]).sum(), metrics)

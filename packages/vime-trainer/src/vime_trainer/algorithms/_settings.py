@@ -113,6 +113,17 @@ class AlgorithmSettings(Section):
                 'correction_normalise: needs old_policy = "trainer" and a correction, whose weights are known before the '
                 "batch is cut"
             )
+        low, high = (
+            default if given is None else given
+            for given, default in zip(
+                (self.correction_low, self.correction_high), CORRECTIONS[self.correction][1:], strict=True
+            )
+        )
+        if not (0 <= low <= high and high > 0):
+            raise ValueError(
+                f"correction_low, correction_high: {low} and {high} for {self.correction} leave no weight; valid: "
+                "0 <= low <= high, high above 0"
+            )
         algorithm = algorithm_of(self)
         if self.kl.coefficient > 0 and self.kl.place == "reward" and not algorithm.kl_in_reward:
             raise ValueError(f'kl.place: a KL within the reward has no meaning for {self.name}; use place = "loss"')

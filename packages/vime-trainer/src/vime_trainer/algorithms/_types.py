@@ -154,7 +154,6 @@ class Algorithm:
         aggregation: "token", "sequence" or "constant", unless the configuration says otherwise.
         needs_group: whether the baseline is the group, so that a group of one has none.
         defaults: settings that differ from the common defaults, by key.
-        sequence_ratio: whether the importance ratio is of whole sequences.
         needs_critic: a value model is trained beside the policy, and `batch.values` holds its values.
         needs_teacher: samples must bring a teacher's log-probs; `batch.logprobs["teacher"]` holds them.
         token_rewards: `advantage` places rewards on tokens itself, and with them the KL penalty where it is part of the
@@ -169,7 +168,6 @@ class Algorithm:
     aggregation: str = "token"
     needs_group: bool = True
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    sequence_ratio: bool = False
     needs_critic: bool = False
     needs_teacher: bool = False
     token_rewards: bool = False

@@ -26,6 +26,6 @@ def token_loss(logprobs: torch.Tensor, entropy: torch.Tensor, streams: Streams, 
     return Terms(terms, ratio_metrics(logprobs, old, ratio, cut))
 
 
-_OWN = {"aggregation": "sequence", "defaults": {"clip_low": 3e-4, "clip_high": 4e-4}, "sequence_ratio": True}
+_OWN = {"aggregation": "sequence", "defaults": {"clip_low": 3e-4, "clip_high": 4e-4}}
 GSPO = Algorithm("gspo", advantage, loss, **_OWN)
 GSPO_TOKEN = Algorithm("gspo_token", advantage, token_loss, **_OWN)

@@ -30,7 +30,7 @@ def _architecture(config: HfConfig) -> Architecture:
         experts=config.get("n_routed_experts", "num_local_experts"),
         top_k=top_k,
         expert_ffn=width,
-        shared_ffn=width * config.get("n_shared_experts", default=0),
+        shared_ffn=width * config.get("n_shared_experts", default=1),
         sigmoid=True,
         expert_bias=True,
         routed_scaling=config.get("routed_scaling_factor", default=1.0),

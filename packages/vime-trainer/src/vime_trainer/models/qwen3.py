@@ -23,7 +23,9 @@ def qwen3_sizes(config: HfConfig) -> dict[str, object]:
 
 
 def _architecture(config: HfConfig) -> Architecture:
-    return Architecture(**qwen3_sizes(config))  # type: ignore[arg-type]
+    # The dense family's heads are that wide whatever the hidden size, where the file does not say.
+    head_dim = config.get("head_dim", default=128)
+    return Architecture(**qwen3_sizes(config) | {"head_dim": head_dim})  # type: ignore[arg-type]
 
 
 FAMILY = Family("qwen3", ("Qwen3ForCausalLM",), _architecture, (*ENDS, *ATTENTION, *DENSE))

@@ -54,8 +54,8 @@ class StageMemory:
         gradients: float32 sums.
         optimizer: moments and, for bfloat16, float32 master weights.
         activations: kept for the backward pass, over all micro-batches under way.
-        working: the larger of the head's chunk of logits with its gradients, and a layer that is recomputed or the
-            gradient of the largest parameter.
+        logits: the head's chunk of logits with its gradients, and the gradient of the head; of the last stage.
+        working: the larger of a layer that is recomputed and the gradient of the largest parameter.
         host: bytes in host memory for each GPU.
         in_flight: micro-batches whose activations are kept at once.
     """
@@ -122,7 +122,11 @@ class Plan:
             "workload": dataclasses.asdict(self.workload),
             "parameters": {"total": self.parameters, "active": self.active},
             "micro_batches": self.micro_batches,
-            "stages": [{key: round(value) for key, value in stage.items()} for stage in stages],
+            "stages": [
+                # Of interleaved stages a part of the layers is under way, which is no whole number.
+                {key: value if key == "in_flight" else round(value) for key, value in stage.items()}
+                for stage in stages
+            ],
             "worst_stage": self.worst.stage,
             "flops": {
                 "per_token_forward": {key: round(value) for key, value in dataclasses.asdict(self.flops).items()},

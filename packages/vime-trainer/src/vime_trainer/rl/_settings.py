@@ -108,6 +108,11 @@ class RlSettings(Settings):
                 f"{algorithm.name} needs; use at least 2"
             )
         a = self.algorithm
+        if self.r3 == "record" and a.old_policy != "trainer" and self.batch.optimizer_steps > 1:
+            raise ValueError(
+                f'r3: "record" keeps the routes of the pass that scores the old policy, and old_policy "{a.old_policy}" makes '
+                'none; set algorithm.old_policy = "trainer", or r3 = "replay"'
+            )
         check_correction(a.old_policy, a.correction, self.max_staleness, a.uncorrected)
         return self
 
