@@ -7,11 +7,15 @@ from concurrent.futures import Future
 
 import pytest
 from stages import Stages, prompts, settings_for
+from test_services import import_settings
 from toy import ToyBackend
 
 from vime_proto.fakes import FakeBuffer
 from vime_trainer.checkpoint import CheckpointError, list_steps, path_of
 from vime_trainer.rl import train
+from vime_trainer.rl._lineage import LineageRecord
+from vime_trainer.rl._loop import Loop
+from vime_trainer.service import RunStatus
 
 
 class Late(ToyBackend):
@@ -66,3 +70,62 @@ def test_one_that_fails_ends_the_run_and_leaves_those_before(tmp_path):
         assert [batch for batch, _ in buffer.told] == [1] and list_steps(tmp_path / "checkpoints") == [1]
         # The next process goes on from there.
         assert train(settings_for(stages, tmp_path, max_steps=3), Late) == "finished"
+
+
+class Slow(ToyBackend):
+    """A checkpoint appears while the next batch is trained; the second one fails."""
+
+    waiting = None
+
+    def save(self, root, state, keep):
+        if state.step == 2:
+            raise CheckpointError("disk full")
+        hidden, future = super().save(root / "late", state, keep).result(), Future()
+        self.waiting = (hidden, path_of(root, state.step), future)
+        return future
+
+    def zero_grad(self):
+        if self.waiting is not None:
+            (hidden, path, future), self.waiting = self.waiting, None
+            os.replace(hidden, path)
+            future.set_result(path)
+        super().zero_grad()
+
+
+def test_a_reference_stays_while_a_late_checkpoint_needs_it(tmp_path):
+    algorithm = {"kl": {"coefficient": 0.1, "refresh_interval": 1}}
+    with Stages(FakeBuffer(source=prompts(40))) as stages:
+        with pytest.raises(CheckpointError, match="disk full"):
+            train(settings_for(stages, tmp_path, max_steps=5, algorithm=algorithm), Slow)
+        assert list_steps(tmp_path / "checkpoints") == [1]
+        assert sorted(path.name for path in (tmp_path / "reference").iterdir()) == ["step-00000001", "step-00000002"]
+        assert train(settings_for(stages, tmp_path, max_steps=3, algorithm=algorithm), ToyBackend) == "finished"
+
+
+def test_references_that_no_checkpoint_needs_do_not_pile_up(tmp_path):
+    found = []
+
+    class Looking(ToyBackend):
+        def refresh_reference(self, folder):
+            super().refresh_reference(folder)
+            found.append(sorted(path.name for path in folder.parent.iterdir()))
+
+    algorithm = {"kl": {"coefficient": 0.1, "refresh_interval": 1}}
+    with Stages(FakeBuffer(source=prompts(40))) as stages:
+        settings = settings_for(stages, tmp_path, max_steps=3, algorithm=algorithm, checkpoint={"interval": 0})
+        assert train(settings, Looking) == "finished"
+    assert found == [["step-00000001"], ["step-00000001", "step-00000002"], ["step-00000002", "step-00000003"]]
+
+
+def test_those_who_wait_hear_of_a_checkpoint_that_failed(tmp_path):
+    class Failing(ToyBackend):
+        def save(self, root, state, keep):
+            raise CheckpointError("disk full")
+
+    status = RunStatus()
+    asked = [status.request_checkpoint(), status.request_checkpoint()]
+    settings = import_settings(tmp_path, tmp_path, max_steps=1)
+    loop = Loop(settings, Failing(), None, status, [], None, LineageRecord(0), trained=1)
+    with pytest.raises(CheckpointError, match="disk full"):
+        loop._answer_checkpoint_requests()
+    assert all("disk full" in str(one.done.exception(timeout=0)) for one in asked)

@@ -137,6 +137,21 @@ def test_the_critic_learns_beside_the_policy_and_first_alone():
     assert 0 < errors[2] < errors[1] < errors[0] and seen[0]["critic/loss"] > seen[2]["critic/loss"]
 
 
+def test_a_batch_of_which_a_sample_is_missing_is_refused_not_exported(tmp_path):
+    class Losing(FolderSource):
+        def fetch(self, leased, samples=None, layers=None):
+            found = dict(super().fetch(leased, samples, layers))
+            del found["s1"]
+            return found
+
+    taught(tmp_path / "given", -0.5)
+    source = Losing(tmp_path / "given")
+    settings = run_settings(export_batches=tmp_path / "out")
+    with pytest.raises(RefusedSamplesError, match="'s1': .*not delivered"):
+        BatchStep(settings, TinyBackend(), source, Team()).train(source.lease(), measure=False)
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_reference_follows_the_policy_and_a_resume_takes_it_back(tmp_path):
     algorithm = {"kl": {"coefficient": 0.1, "refresh_interval": 2}}
     with Stages(rows=60) as stages:

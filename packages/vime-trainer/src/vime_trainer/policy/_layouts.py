@@ -14,7 +14,7 @@ from vime_trainer.megatron._attention import needs_dense
 from vime_trainer.megatron._layout import SequenceLayout, layout_of, zigzag, zigzag_layout
 from vime_trainer.packed import PackedBatch, RecordRows, ReplayRows
 
-__all__ = ["Cut", "Prepared", "prepare", "stream_length"]
+__all__ = ["Cut", "Prepared", "agreed_lengths", "prepare", "stream_length"]
 
 _FILLER = 0
 """Token id of padding; nothing depends on it."""
@@ -90,6 +90,35 @@ def stream_length(batch: PackedBatch, padded: bool, cut: Cut) -> int:
         lengths = batch.lengths
         length = max(lengths) * len(lengths)
     return -(-length // cut.multiple) * cut.multiple
+
+
+def agreed_lengths(lengths: list[int], here: Parallel, free: bool = False) -> list[int]:
+    """The longest of each micro-batch over the ranks that must agree. Collective over all ranks.
+
+    Those are the ranks that exchange tokens for experts; and all, where such a group has a part of a model replica, which
+    must agree with the rest of its replica.
+
+    Args:
+        lengths: of this rank's micro-batches.
+        here: the ranks.
+        free: lengths may differ; only the number of micro-batches is checked.
+
+    Raises:
+        ValueError: the ranks were given different numbers of batches.
+    """
+    found = here.gather(np.array(lengths, dtype=np.int64))
+    counts = {len(one) for one in found}
+    if len(counts) > 1:
+        raise ValueError(f"batches: ranks were given different numbers of them, from {min(counts)} to {max(counts)}")
+    if free:
+        return lengths
+    config = here.config
+    replica, exchange = config.tensor * config.context, config.expert * config.expert_tensor
+    if replica % exchange and exchange % replica:
+        return np.max(found, axis=0).tolist()
+    group = here.coordinates[here.rank].expert_data
+    near = [one for one, place in zip(found, here.coordinates, strict=True) if place.expert_data == group]
+    return np.max(near, axis=0).tolist()
 
 
 def prepare(

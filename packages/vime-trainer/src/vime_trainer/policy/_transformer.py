@@ -17,7 +17,7 @@ from vime_proto.errors import nearest
 from vime_trainer import megatron, models
 from vime_trainer.packed import PackedBatch, RecordRows, ReplayRows, pack
 from vime_trainer.policy import _usage
-from vime_trainer.policy._layouts import Cut, Prepared, prepare, stream_length
+from vime_trainer.policy._layouts import Cut, Prepared, agreed_lengths, prepare, stream_length
 from vime_trainer.policy._names import TIED_HEAD, find_holders, globally, own_entries
 from vime_trainer.policy._record import gather_choice
 from vime_trainer.policy._schedule import run_schedule
@@ -274,34 +274,15 @@ class Transformer:
         padded = self.layout == "padded"
         lengths = [stream_length(batch, padded, self._cut) for batch in batches]
         if config.expert * config.expert_tensor > 1:
-            lengths = self._agree(lengths)
+            # The all-to-all dispatcher takes any lengths.
+            free = self.device.type == "cuda" and config.expert > 1
+            lengths = agreed_lengths(lengths, self.parallel, free)
         if config.virtual > 1:
             lengths = [max(lengths)] * len(lengths)
         shared = (self.device, self.dtype, padded, self.arch.vocab, self._cut)
         return [
             prepare(batch, mask, *shared, length) for batch, mask, length in zip(batches, wanted, lengths, strict=True)
         ]
-
-    def _agree(self, lengths: list[int]) -> list[int]:
-        """The longest of each micro-batch over the ranks that exchange tokens for experts.
-
-        Raises:
-            ValueError: the ranks were given different numbers of batches.
-        """
-        import numpy as np
-
-        here = self.parallel
-        found = here.gather(np.array(lengths, dtype=np.int64))
-        counts = {len(one) for one in found}
-        if len(counts) > 1:
-            raise ValueError(
-                f"batches: ranks were given different numbers of them, from {min(counts)} to {max(counts)}"
-            )
-        group = here.coordinates[here.rank].expert_data
-        near = [one for one, place in zip(found, here.coordinates, strict=True) if place.expert_data == group]
-        if self.device.type == "cuda" and here.expert_size > 1:
-            return lengths  # the all-to-all dispatcher takes any
-        return np.max(near, axis=0).tolist()
 
     def _keep(self, choices: list[list[Any]], items: list[Prepared]) -> None:
         self.recorded = [

@@ -242,6 +242,7 @@ class Loop:
         with self._phase("reference_refresh"):
             self._backend.refresh_reference(self._reference.folder(self.trained))
         self._reference.batches = self.trained
+        self._reference.prune(list_steps(self.checkpoints))
 
     def _save(self) -> None:
         """Starts a checkpoint; it is finished, unless it is written beside training."""
@@ -255,6 +256,7 @@ class Loop:
                 cursor={"batch": self.trained, "reference": self._reference.batches},
                 run=shared_settings(self._settings),
             )
+            self._reference.saving(self.trained)
             self._saving = (
                 self.trained,
                 self._backend.save(self.checkpoints, state, self._settings.checkpoint.keep),
@@ -274,16 +276,23 @@ class Loop:
         with self._phase("checkpoint"):
             future.result()
             kept = list_steps(self.checkpoints)
-            self._reference.saved(step, kept)
+            self._reference.prune(kept)
             if self._buffer is not None:
                 self._buffer.report_checkpoint(step, kept[0])
         self._status.set(checkpoint=step)
 
     def _answer_checkpoint_requests(self) -> None:
-        for request in self._status.take_checkpoint_requests():
-            if self._saved != self.trained:
+        requests = self._status.take_checkpoint_requests()
+        try:
+            if requests and self._saved != self.trained:
                 self._save()
-            self._finish_checkpoint(wait=True)
+            if requests:
+                self._finish_checkpoint(wait=True)
+        except BaseException as error:
+            for request in requests:
+                request.done.set_exception(RuntimeError(f"the checkpoint could not be written: {error}"))
+            raise
+        for request in requests:
             request.done.set_result((path_of(self.checkpoints, self.trained), self.trained))
 
     # Figures -----------------------------------------------------------------------------------------------------

@@ -34,10 +34,16 @@ class ReferenceRefresh:
         """Whether the reference becomes the policy after so many batches."""
         return self._interval is not None and trained % self._interval == 0
 
-    def saved(self, checkpoint: int, kept: list[int]) -> None:
-        """A checkpoint was written, and these remain: references that none of them needs are removed."""
+    def saving(self, checkpoint: int) -> None:
+        """A checkpoint with this reference is begun; it may be there only after the next refresh."""
         self._of_checkpoint[checkpoint] = self.batches
-        oldest = min((self._of_checkpoint.get(step, 0) for step in kept), default=0)
+
+    def prune(self, kept: list[int]) -> None:
+        """Removes references that no checkpoint needs: neither these, which remain, nor a newer one that was begun."""
+        newest = max(kept, default=-1)
+        coming = [batches for step, batches in self._of_checkpoint.items() if step > newest]
+        needed = [self._of_checkpoint.get(step, 0) for step in kept] + coming
+        oldest = min(needed, default=self.batches)
         for folder in self._root.glob("step-*"):
             found = _NAME.fullmatch(folder.name)
             if found and int(found[1]) < oldest:

@@ -80,13 +80,19 @@ def train(
         except BaseException as error:
             text = "interrupted" if isinstance(error, Interrupted) else str(error)
             status.set(trainer.TRAINER_STATE_FAILED, reason=text)
-            for request in status.take_checkpoint_requests():
-                request.done.set_exception(RuntimeError("the run ended before the checkpoint was written"))
+            _dismiss(status)
             team.end(text, failed=not isinstance(error, Interrupted))
             raise
         team.end(reason, failed=False)
         status.set(trainer.TRAINER_STATE_FINISHED, reason=reason)
+        _dismiss(status)
         return reason
+
+
+def _dismiss(status: RunStatus) -> None:
+    """Tells those who wait for a checkpoint that none will come."""
+    for request in status.take_checkpoint_requests():
+        request.done.set_exception(RuntimeError("the run ended before the checkpoint was written"))
 
 
 def _team(settings: RlSettings, interrupt: threading.Event) -> Team:

@@ -87,5 +87,7 @@ class BatchStep:
         if folder is None or not self._team.is_leader:
             return self._source.fetch(leased, mine, self._backend.routed_layers)
         samples = self._source.fetch(leased)
-        write_batch(folder, leased.index, samples)
+        # A batch with samples that could not be had is refused by whoever reads them.
+        if all(name in samples for name in leased.index.sample_ids):
+            write_batch(folder, leased.index, samples)
         return samples
