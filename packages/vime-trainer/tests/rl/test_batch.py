@@ -169,6 +169,7 @@ def test_token_ids_outside_the_vocabulary_are_refused():
         (answer([3], mode=sample_pb2.LOGPROB_MODE_RAW, temperature=0.7), "RAW log-probs at temperature 0.7"),
         (answer([3], repetition_penalty=1.2), "sampling.repetition_penalty"),
         (answer([3], presence_penalty=0.5), "sampling.presence_penalty"),
+        (answer([3], min_new_tokens=1), "sampling.min_new_tokens: 1 changes the distribution"),
     ],
 )
 def test_sampling_that_cannot_be_recomputed_is_refused(segment, message):

@@ -19,7 +19,9 @@ class SamplingSettings(Section):
     top_k: int | None = Field(None, ge=0, description="most likely tokens kept; 0 is off")
     min_p: float | None = Field(None, ge=0, le=1, description="smallest probability kept, relative to the largest")
     max_new_tokens: int = Field(1024, ge=1, description="most tokens of one model turn")
-    min_new_tokens: int | None = Field(None, ge=0, description="fewest tokens before a stop counts")
+    min_new_tokens: int | None = Field(
+        None, ge=0, description="fewest tokens before a stop counts; the trainer refuses samples with it"
+    )
     stop_token_ids: list[int] = Field([], description="token ids that end a turn")
     stop: list[str] = Field([], description="strings that end a turn")
     include_stop: bool | None = Field(None, description="whether the tokens of a stop string stay in the response")
@@ -53,7 +55,8 @@ class WorkerSettings(Settings):
     reward_memory_mib: int = Field(4096, ge=0, description="data memory of a scoring process; 0 sets no limit")
     route_capture: bool = Field(False, description="ask the engine for expert routes")
     teacher: str | None = Field(
-        None, description="host:port of a RolloutService whose log-probs of the sampled tokens are stored, for distillation"
+        None,
+        description="host:port of a RolloutService whose log-probs of the sampled tokens are stored, for distillation",
     )
     teacher_temperature: float | None = Field(
         None, gt=0, description="divides the teacher's logits; must be stated with teacher"
@@ -84,7 +87,9 @@ class WorkerSettings(Settings):
         if self.teacher is None and self.teacher_temperature is not None:
             raise ValueError("teacher: missing, though teacher_temperature is stated")
         if self.teacher is not None and self.teacher_temperature is None:
-            raise ValueError("teacher_temperature: must be stated with teacher; 1.0 takes the teacher's logits as they are")
+            raise ValueError(
+                "teacher_temperature: must be stated with teacher; 1.0 takes the teacher's logits as they are"
+            )
         return self
 
     @field_validator("buffer", "rollout", "teacher")

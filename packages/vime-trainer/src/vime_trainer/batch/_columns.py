@@ -14,7 +14,8 @@ from vime_proto.validate import truncates, validate_sample
 
 from ._index import BatchIndex
 
-_PENALTIES = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+# What changes the distribution, and the value that does not. Before the fewest tokens a stop has no probability at all.
+_NEUTRAL = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "min_new_tokens": 0}
 
 
 class RefusedSamplesError(ValueError):
@@ -82,7 +83,7 @@ def read_columns(
 
     Raises:
         RefusedSamplesError: samples that break their contract or do not fit the index; names each.
-        UnsupportedSamplingError: truncated or penalised sampling, or raw log-probs at a temperature other than 1.
+        UnsupportedSamplingError: truncated or penalised sampling, a least length, or raw log-probs at a temperature other than 1.
     """
     refused: dict[str, str] = {}
     kept: list[sample_pb2.Sample] = []
@@ -182,7 +183,7 @@ def _check_sampling(generation: sample_pb2.Generation, sample_id: str) -> None:
             "sampling.top_p, top_k, min_p: log-probs are of the truncated distribution, which the trainer does not "
             f"recompute; leave truncation off for training {about}"
         )
-    for name, neutral in _PENALTIES.items():
+    for name, neutral in _NEUTRAL.items():
         if sampling.HasField(name) and getattr(sampling, name) != neutral:
             raise UnsupportedSamplingError(
                 f"sampling.{name}: {getattr(sampling, name)} changes the distribution that log-probs are of, and the "
