@@ -306,6 +306,19 @@ async def test_routes_of_an_abort_before_the_first_token_leave_no_trace_either(g
     assert [span.version.number for span in header.spans] == [1]
 
 
+async def test_rows_that_the_engine_calls_inexact_stay_so_after_an_empty_abort(generate):
+    from vime_r3.trace import remark
+
+    async def script(request, seen):
+        if request.request_id == "k.0":
+            yield delta([], 0, ABORT, routing=routes(3, 0, 1))
+        else:
+            yield delta([12, 2], 1, STOP, routing=remark(routes(5, 1, 4), [(3, 4)]))
+
+    sample, _, _ = await generate(script, turn(routing=True))
+    assert [(one.start, one.stop) for one in sample.routing.header.inexact] == [(3, 4)]
+
+
 async def test_routes_never_go_back_to_older_weights(generate):
     """While engines are updated one after the other, the next request might meet one that is still behind."""
 

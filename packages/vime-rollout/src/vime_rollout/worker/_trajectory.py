@@ -142,8 +142,10 @@ class Trajectory:
         # Every request asks for all rows: the first ones win within a version, a newer version's replace them.
         self.routing = trace.extend(self.routing, routing)
         if first:
-            # Nothing was sampled by the rows that were replaced: there is nothing that they would have replayed exactly.
+            # Nothing was sampled by the rows that were replaced: there is nothing that they would have replayed exactly. What
+            # the engine itself says of its rows stands.
             del self.routing.header.inexact[:]
+            self.routing.header.inexact.extend(routing.header.inexact)
 
     def _append(self, data: bytes) -> None:
         self._parts.append(data)
