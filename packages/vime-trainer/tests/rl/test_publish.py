@@ -39,10 +39,11 @@ async def test_only_the_newest_version_stays_and_close_frees_it(tmp_path):
 
 
 async def test_leftovers_of_a_killed_process_of_the_run_go(tmp_path):
-    for name in ("run-0-7-abc", "other-0-7-abc"):
+    others = ["other-0-7-abc", "run-2-0-7-abc", "run-x-0-7-new"]
+    for name in ("run-0-7-abc", "run-1-8-new", *others):
         (tmp_path / "shm" / name).mkdir(parents=True)
     async with fleet_of(FakeEngine(), tmp_path=tmp_path):
-        assert [path.name for path in (tmp_path / "shm").iterdir()] == ["other-0-7-abc"]
+        assert sorted(path.name for path in (tmp_path / "shm").iterdir()) == others
 
 
 @pytest.mark.parametrize("fault", ["begin", "load", "commit"])

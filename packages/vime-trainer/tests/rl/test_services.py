@@ -1,8 +1,10 @@
 """TrainerService while a run goes on, export and import of batches, metrics on disk."""
 
 import json
+import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -296,3 +298,22 @@ def test_wandb_without_its_extra_says_how_to_get_it(tmp_path):
     settings = MetricsSettings(wandb={"project": "p"}, tensorboard=False, jsonl=False)
     with pytest.raises(ImportError, match=r"pip install 'vime-trainer\[wandb\]'"):
         open_writers(settings, tmp_path, "run", {}, {})
+
+
+def test_wandb_takes_the_figures_of_an_earlier_step(tmp_path, monkeypatch):
+    class Run(SimpleNamespace):
+        def define_metric(self, name, step_metric):
+            assert (name, step_metric) == ("*", "step")
+
+        def log(self, values, **options):
+            assert not options
+            self.rows.append(values)
+
+    made = Run(rows=[])
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: made))
+    (writer,) = open_writers(
+        MetricsSettings(wandb={"project": "p"}, tensorboard=False, jsonl=False), tmp_path, "run", {}, {}
+    )
+    writer.write(4, 0.0, {"loss": 1.0})
+    writer.write(2, 0.0, {"eval/set/reward_mean": 0.5})
+    assert made.rows == [{"step": 4, "loss": 1.0}, {"step": 2, "eval/set/reward_mean": 0.5}]

@@ -96,9 +96,11 @@ class WandbWriter:
             name=run_id,
             config=dict(config),
         )
+        # Its own count of steps only rises, and drops what comes late: the result of an evaluation beside training.
+        self._run.define_metric("*", step_metric="step")
 
     def write(self, step: int, time: float, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
+        self._run.log({"step": step, **values})
 
     def close(self) -> None:
         self._run.finish()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -296,7 +297,8 @@ def _make_store(run_id: str, settings: WeightsSettings) -> ChunkStore:
     if settings.transport == "stream":
         return MemoryStore()
     store = DirectoryStore(store_root(run_id, settings))
-    store.remove_leftovers(f"{run_id}-")
+    # The whole name: another run in this folder may be called as this one and a number.
+    store.remove_leftovers(re.compile(rf"{re.escape(run_id)}-\d+-\d+-(new|[0-9a-f]+)"))
     return store
 
 

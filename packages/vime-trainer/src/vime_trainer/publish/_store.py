@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -99,10 +100,10 @@ class DirectoryStore:
         self._written.discard(update_id)
         shutil.rmtree(self._root / update_id, ignore_errors=True)
 
-    def remove_leftovers(self, prefix: str) -> None:
-        """Removes updates of a process of the same run that was killed."""
-        for folder in self._root.glob(f"{prefix}*"):
-            if folder.is_dir() and folder.name not in self._written:
+    def remove_leftovers(self, names: re.Pattern[str]) -> None:
+        """Removes updates with such names, of a process of the same run that was killed."""
+        for folder in self._root.iterdir():
+            if names.fullmatch(folder.name) and folder.is_dir() and folder.name not in self._written:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
