@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -55,6 +58,20 @@ def test_training_goes_on_while_the_state_of_the_call_is_written(tmp_path, gate)
     for name, param in fresh.policy.params.items():
         assert torch.equal(param, whole["weights"][name])
         assert torch.equal(fresh.optimizer.state[param]["exp_avg"], whole["exp_avg"][name])
+
+
+def test_a_process_that_ends_finishes_what_is_nearly_written(tmp_path):
+    script = f"""
+import sys, time
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from checkpoint_fakes import Cut, make, whole_model
+from vime_trainer.checkpoint import RunState, Saver, _commit
+write = _commit.write_tensors
+_commit.write_tensors = lambda *arguments: time.sleep(0.3) or write(*arguments)
+Saver({str(tmp_path)!r}, asynchronous=True).save({{"policy": make(whole_model(1), Cut(), 0)}}, RunState(1))
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=60)
+    assert list_steps(tmp_path) == [1]
 
 
 def test_the_next_save_waits_and_one_copy_is_held(tmp_path, gate):

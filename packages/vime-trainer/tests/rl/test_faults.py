@@ -1,6 +1,7 @@
 """Lost answers, kills, refusals: nothing is lost and nothing is trained twice."""
 
 import json
+import signal
 import threading
 import time
 
@@ -337,3 +338,15 @@ def test_an_interrupt_ends_soon_and_a_resume_goes_on(tmp_path):
         Never.LeaseBatch = FakeBuffer.LeaseBatch
         reason, backend = run(settings)
         assert reason == "finished" and len(backend.trained) == 5
+
+
+def test_only_this_processs_second_signal_ends_it_at_once(monkeypatch):
+    codes, event = [], threading.Event()
+    monkeypatch.setattr(run_module.os, "_exit", codes.append)
+    with run_module.signals_set(event):
+        # Another rank was asked to end before this one.
+        event.set()
+        signal.raise_signal(signal.SIGTERM)
+        assert codes == []
+        signal.raise_signal(signal.SIGINT)
+        assert codes == [128 + signal.SIGINT]

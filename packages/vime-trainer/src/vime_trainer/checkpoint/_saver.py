@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -18,6 +19,9 @@ from vime_trainer.checkpoint._state import RunState
 __all__ = ["Saver"]
 
 log = logging.getLogger(__name__)
+
+_EXIT_SECONDS = 4.0
+"""For which the end of a process waits: a thread that is cut off within a collective takes the process down with it."""
 
 
 class Saver:
@@ -46,7 +50,10 @@ class Saver:
         self._asynchronous = asynchronous
         self._ranks = ranks if ranks is not None else communicator()
         self._running: Future[Path] | None = None
+        self._thread: threading.Thread | None = None
         self.host_bytes = 0
+        if asynchronous:
+            atexit.register(self._finish)
 
     def save(self, models: Mapping[str, Trained], state: RunState) -> Future[Path]:
         """Starts a checkpoint of several models and the run's state as one unit.
@@ -70,7 +77,8 @@ class Saver:
         self._running = future
         # A thread that does not hold up the end of a process whose other ranks are gone.
         arguments = (future, state.step, snapshot)
-        threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True).start()
+        self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
+        self._thread.start()
         return future
 
     def check(self) -> None:
@@ -91,6 +99,10 @@ class Saver:
         running, self._running = self._running, None
         if running is not None:
             running.result()
+
+    def _finish(self) -> None:
+        if self._thread is not None:
+            self._thread.join(_EXIT_SECONDS)
 
     def _write(self, future: Future[Path], step: int, snapshot: Snapshot | Exception) -> None:
         start = time.perf_counter()

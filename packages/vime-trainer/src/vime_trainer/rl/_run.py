@@ -251,11 +251,17 @@ def _open_run(buffer: BufferClient, lineage: LineageRecord, trained: int) -> Non
 
 @contextlib.contextmanager
 def signals_set(event: threading.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM set the event; a second one ends the process at once."""
+    """SIGINT and SIGTERM set the event; a second one ends the process at once.
+
+    Another rank's signal sets the event too, and this process's own may come after it.
+    """
+    asked = False
 
     def handle(number, frame) -> None:
-        if event.is_set():
+        nonlocal asked
+        if asked:
             os._exit(128 + number)
+        asked = True
         event.set()
 
     previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
