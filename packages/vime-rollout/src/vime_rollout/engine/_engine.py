@@ -120,6 +120,7 @@ class Engine:
             if not self._may_run(minimum):
                 await self._admit(generation, minimum)
             if not generation.done:
+                generation.sent_under = self._stamp
                 sending = self.backend.submit(request_id, prompt, sampling, generation.put, priority)
                 generation.internal_id = await sending
         except (BackendDeadError, ContractError, StatusError) as error:

@@ -44,6 +44,7 @@ class Generation:
         self.digest = digest
         self.prompt = prompt
         self.internal_id: str | None = None  # once the backend has it
+        self.sent_under: PolicyVersion | None = None  # weights when the backend got it
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.top: list[Sequence[tuple[int, float]]] = []
