@@ -12,8 +12,9 @@ import torch
 from vime_trainer.megatron import _seams
 from vime_trainer.megatron._config import ParallelConfig
 from vime_trainer.megatron._ranks import Parallel
+from vime_trainer.ranks import rank, world_size
 
-__all__ = ["initialize", "parallel", "rank", "world_size"]
+__all__ = ["initialize", "parallel"]
 
 _PATIENCE = timedelta(days=1)
 """How long ranks wait in a host collective: rank 0 may wait as long for its next batch."""
@@ -21,16 +22,6 @@ _PATIENCE = timedelta(days=1)
 _current: Parallel | None = None
 _store: Any = None
 _rounds = 0
-
-
-def rank() -> int:
-    """This process's rank, from RANK as torchrun sets it; 0 without it."""
-    return int(os.environ.get("RANK", "0"))
-
-
-def world_size() -> int:
-    """Number of trainer processes, from WORLD_SIZE as torchrun sets it; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def parallel() -> Parallel:

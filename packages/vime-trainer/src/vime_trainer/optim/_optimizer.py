@@ -97,8 +97,8 @@ class Optimizer:
             return StepResult(False, rate, norm, False)
         limit = self.settings.clip_grad_norm
         clipped = 0.0 < limit < norm
-        if clipped:
-            torch._foreach_mul_(self._grads(), limit / (norm + 1e-6))
+        if clipped and (grads := self._grads()):
+            torch._foreach_mul_(grads, limit / (norm + 1e-6))
         for group in self._inner.param_groups:
             group["lr"] = rate
         for chained in self._inner.chained_optimizers:
@@ -151,31 +151,6 @@ class Optimizer:
             if param is not params[name]:
                 found[f"{name}.master"] = param.detach()
         return found
-
-    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Restores what `state_tensors` gave.
-
-        Raises:
-            ValueError: a name or a shape that is not this optimizer's.
-        """
-        self._refuse_pieces()
-        left = dict(tensors)
-        for param, state in self._slots():
-            name = self._names[id(param)]
-            state.clear()
-            for key in [key for key in left if key.rpartition(".")[0] == name]:
-                value = left.pop(key)
-                kind = key.rpartition(".")[2]
-                if value.dim() and value.shape != param.shape:
-                    raise ValueError(f"optimizer state {key}: shape {list(value.shape)}, needs {list(param.shape)}")
-                if kind == "master":
-                    with torch.no_grad():
-                        param.copy_(value)
-                else:
-                    # Adam keeps its step count on the host.
-                    state[kind] = value.clone() if kind == "step" else value.to(param.device, copy=True)
-        if left:
-            raise ValueError(f"optimizer state {sorted(left)[0]!r} belongs to no parameter of the model")
 
     def _slots(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
         """Parameters that the optimizer updates, with their state; an empty state before the first update."""
