@@ -35,7 +35,8 @@ RUNS = {
     "buffer": ("vime-buffer", "buffer", "packages/vime-buffer", ["tests"]),
     "router": ("vime-router", "router", "packages/vime-router", ["tests"]),
     "proto": ("vime-proto", "proto", "packages/vime-proto", ["tests"]),
-    "proto-floor": ("vime-proto", "tools", "packages/vime-proto", ["tests"]),
+    # At the floor the contracts count; that fakes pass their suites is seen at the newest.
+    "proto-floor": ("vime-proto", "tools", "packages/vime-proto", ["tests", "--ignore=tests/test_fakes_conform.py"]),
     "r3": ("vime-r3", "r3", "packages/vime-r3", ["tests", "--ignore=tests/megatron"]),
     "r3-megatron": ("vime-r3", "trainer", "packages/vime-r3", ["tests/megatron"]),
 }

@@ -25,14 +25,14 @@ def pytest_collection_modifyitems(items):
 
 
 class Vime:
-    """The command ``vime``, as a user runs it, with its output kept."""
+    """The command ``vime``, as a user runs it, with the output of its last run."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self.log = folder / "vime.log"
 
     def start(self, *words: str) -> subprocess.Popen:
-        with self.log.open("a") as output:
+        with self.log.open("w") as output:
             return subprocess.Popen(
                 [sys.executable, "-m", "vime_launch", *words],
                 cwd=self.folder, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONUNBUFFERED": "1"},

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 
-import pytest
 from pushing import manifest_of
 
 from vime_proto.version import policy_version
@@ -19,9 +18,8 @@ def suite(name, engine, *options):
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["moe", "tied"])
-def test_rollout(name, request):
-    suite("rollout", request.getfixturevalue(name))
+def test_rollout(moe):
+    suite("rollout", moe)
 
 
 def test_engine_control(moe):

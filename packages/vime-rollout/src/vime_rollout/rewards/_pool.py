@@ -8,6 +8,7 @@ import dataclasses
 import json
 import logging
 import os
+import signal
 import struct
 import sys
 import time
@@ -192,7 +193,8 @@ class RewardPool:
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                process.kill()
+                # Not process.kill(): it polls, and then asyncio finds the status already taken and calls it 255.
+                os.kill(process.pid, signal.SIGKILL)
         await process.wait()
         # The transport would otherwise be closed by the collector, when its loop may be gone.
         process._transport.close()
