@@ -262,5 +262,10 @@ def exchange(here: Parallel) -> list[str]:
     check("gather_data", [part.tolist() for part in parts] == [[rank] * 2 * rank for rank in ranks])
     check("gather_data dtype", all(part.dtype == np.int16 for part in parts))
     check("gather", [part.tolist() for part in here.gather(np.array([here.rank]))] == [[r] for r in range(here.world)])
+    try:
+        here.gather(np.array([1]), f"rank {here.rank}")
+        check("gather of different things", False)
+    except RuntimeError as error:
+        check("gather of different things", "not in step" in str(error))
     here.barrier()
     return wrong

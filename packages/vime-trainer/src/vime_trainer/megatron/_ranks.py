@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,9 +129,17 @@ class Parallel:
             return [np.array(values)]
         return _gather(values, self._data_group(), self.data_size)
 
-    def gather(self, values: np.ndarray) -> list[np.ndarray]:
-        """1-d arrays of one dtype, by rank; lengths may differ."""
-        return [np.array(values)] if self.world == 1 else _gather(values, self._host, self.world)
+    def gather(self, values: np.ndarray, what: str = "") -> list[np.ndarray]:
+        """1-d arrays of one dtype, by rank; lengths may differ.
+
+        Args:
+            values: of this rank.
+            what: the same on all ranks.
+
+        Raises:
+            RuntimeError: another rank gathers something else, as after an error.
+        """
+        return [np.array(values)] if self.world == 1 else _gather(values, self._host, self.world, what)
 
     def barrier(self) -> None:
         """Waits for all ranks."""
@@ -152,10 +161,14 @@ def _bytes(payload: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(payload), dtype=torch.uint8) if payload else torch.empty(0, dtype=torch.uint8)
 
 
-def _gather(values: np.ndarray, group: Any, size: int) -> list[np.ndarray]:
+def _gather(values: np.ndarray, group: Any, size: int, what: str = "") -> list[np.ndarray]:
     values = np.ascontiguousarray(values)
-    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
-    dist.all_gather(lengths, torch.tensor([values.nbytes]), group=group)
+    kind = zlib.crc32(f"{what} {values.dtype.str}".encode())
+    heads = [torch.zeros(2, dtype=torch.int64) for _ in range(size)]
+    dist.all_gather(heads, torch.tensor([values.nbytes, kind]), group=group)
+    if any(int(head[1]) != kind for head in heads):
+        raise RuntimeError("ranks are not in step: one of them has failed, and says why")
+    lengths = [head[0] for head in heads]
     longest = max(int(length) for length in lengths)
     mine = torch.zeros(longest, dtype=torch.uint8)
     mine[: values.nbytes] = _bytes(values.tobytes())

@@ -152,7 +152,14 @@ class Team:
         refused: dict[str, str] = {}
         failed: list[int] = []
         interrupted = False
-        for rank, said in enumerate(self._outcomes(own)):
+        try:
+            outcomes = self._outcomes(own)
+        except RankLostError:
+            # The others were about to do something else together, or are gone: the error is why.
+            if own is None or isinstance(own, RefusedSamplesError):
+                raise
+            raise own from None
+        for rank, said in enumerate(outcomes):
             refused |= said.get("refused", {})
             interrupted |= said.get("interrupted", False)
             failed += [rank] if said.get("failed") else []
@@ -170,7 +177,7 @@ class Team:
             return []
         said = np.frombuffer(_outcome(own), np.uint8)
         with _lost():
-            return [json.loads(part.tobytes()) for part in self._parallel.gather(said)]
+            return [json.loads(part.tobytes()) for part in self._parallel.gather(said, "outcome")]
 
     def _any(self, flag: bool) -> bool:
         if self._parallel is None:
