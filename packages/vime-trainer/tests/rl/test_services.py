@@ -283,7 +283,7 @@ def test_tensorboard_and_prometheus_take_the_same_figures(tmp_path):
     writers = open_writers(MetricsSettings(), tmp_path, "run", {}, {"lineage": 0})
     writers.append(PrometheusWriter(0))
     for writer in writers:
-        writer.write(1, 0.0, {"reward/mean": 0.25})
+        writer.write(1, 0.0, {"reward/mean": 0.25, "reward/a-b": 1.0, "reward/a_b": 2.0})
     port = writers[-1]._server.server_port
     text = urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
     assert "vime_trainer_reward_mean 0.25" in text and "vime_trainer_step 1.0" in text

@@ -31,10 +31,11 @@ class PrometheusWriter:
 
     def write(self, step: int, time: float, values: Mapping[str, float]) -> None:
         for name, value in {"step": step, **values}.items():
-            if name not in self._gauges:
-                key = f"vime_trainer_{_FORBIDDEN.sub('_', name)}"
-                self._gauges[name] = self._client.Gauge(key, name, registry=self._registry)
-            self._gauges[name].set(value)
+            # Names that differ in other signs alone share a gauge; a second one of a name is refused.
+            key = f"vime_trainer_{_FORBIDDEN.sub('_', name)}"
+            if key not in self._gauges:
+                self._gauges[key] = self._client.Gauge(key, name, registry=self._registry)
+            self._gauges[key].set(value)
 
     def close(self) -> None:
         self._server.shutdown()
