@@ -1,5 +1,7 @@
 """Samples and blobs on their way out."""
 
+import asyncio
+
 import builders as b
 import grpc
 import numpy as np
@@ -183,6 +185,14 @@ async def test_blobs_are_stored_checked_and_served_by_range(client, refused):
     assert len(client.server.core.files._fs.find(client.server.core.files._root)) == 1
 
 
+async def _no_file_is_left(client):
+    # A file goes after its row has gone.
+    files = client.server.core.files
+    async with asyncio.timeout(10):
+        while files._fs.find(files._root):
+            await client.stats()
+
+
 async def test_a_trace_in_a_blob_belongs_to_its_sample_until_it_is_collected(client, refused):
     routing, ids = b.trace(8, LAYERS)
     await client.open(batch_groups=1, group_size=1, max_staleness=1)
@@ -206,11 +216,7 @@ async def test_a_trace_in_a_blob_belongs_to_its_sample_until_it_is_collected(cli
     await client.checkpoint(1, 1)
     with refused(grpc.StatusCode.NOT_FOUND):
         await _get(client, blob.blob_id)
-    # The file goes after its row has gone.
-    files = client.server.core.files
-    async with asyncio.timeout(10):
-        while files._fs.find(files._root):
-            await client.stats()
+    await _no_file_is_left(client)
 
 
 async def test_payloads_of_groups_that_are_not_kept_leave_no_file(start):
@@ -223,8 +229,7 @@ async def test_payloads_of_groups_that_are_not_kept_leave_no_file(start):
         routing.blob_id = blob.blob_id
         answer = await client.commit(lease, tokens=6, routing=routing)
         assert answer.outcome == pb.COMMIT_OUTCOME_FILTERED
-        await client.stats()
-        assert not client.server.core.files._fs.find(client.server.core.files._root)
+        await _no_file_is_left(client)
         assert (await client.stats()).payload_bytes == 0
 
 
