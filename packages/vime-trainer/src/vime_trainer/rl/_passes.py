@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,24 +78,20 @@ class Passes:
 
     def score_reference(self) -> np.ndarray:
         """As `score`, under the reference, which routes itself."""
-        micros = self._micro_batches(self._plan.whole, self._mask, {})
-        outputs: list[TokenOutputs] = []
-        if micros:
-            self._pause()
-            outputs = self._backend.run_reference([m.batch for m in micros], [m.streams.mask for m in micros])
-        result = self._column(micros, [output.logprobs for output in outputs])
-        self.tick("reference")
-        return result
+        return self._score_by(self._backend.run_reference, "logprobs", "reference")
 
     def score_values(self) -> np.ndarray:
         """float32 [T of the batch]: the critic's value of the prefix before every trainable token."""
+        return self._score_by(self._backend.critic.run, "values", "values")
+
+    def _score_by(self, run: Callable[..., list[Any]], output: str, phase: str) -> np.ndarray:
         micros = self._micro_batches(self._plan.whole, self._mask, {})
-        outputs: list[ValueOutputs] = []
+        outputs: list[Any] = []
         if micros:
             self._pause()
-            outputs = self._backend.critic.run([m.batch for m in micros], [m.streams.mask for m in micros])
-        result = self._column(micros, [output.values for output in outputs])
-        self.tick("values")
+            outputs = run([m.batch for m in micros], [m.streams.mask for m in micros])
+        result = self._column(micros, [getattr(one, output) for one in outputs])
+        self.tick(phase)
         return result
 
     def measure(self, difference: LogprobDifference) -> dict[str, float]:
