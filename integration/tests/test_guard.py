@@ -31,10 +31,10 @@ def guarded():
         for pipe in (one.stdin, one.stdout, one.stderr):
             if pipe is not None:
                 pipe.close()
-        one.wait(10)
+        one.wait(60)
 
 
-def wait_until(condition, seconds: float = 10.0):
+def wait_until(condition, seconds: float = 60.0):
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, "not within the time allowed"
@@ -43,17 +43,17 @@ def wait_until(condition, seconds: float = 10.0):
 
 
 def test_the_status_is_the_commands_own(guarded):
-    assert guarded(sys.executable, "-c", "raise SystemExit(7)").wait(10) == 7
-    assert guarded(sys.executable, "-c", "import os; os.kill(os.getpid(), 9)").wait(10) == 137
+    assert guarded(sys.executable, "-c", "raise SystemExit(7)").wait(60) == 7
+    assert guarded(sys.executable, "-c", "import os; os.kill(os.getpid(), 9)").wait(60) == 137
     missing = guarded("/no/such/command", stderr=subprocess.PIPE, text=True)
-    assert missing.wait(10) == 127 and "cannot start /no/such/command" in missing.stderr.read()
+    assert missing.wait(60) == 127 and "cannot start /no/such/command" in missing.stderr.read()
 
 
 def test_started_and_stopped_fifty_times(guarded):
     for _ in range(50):
         process = guarded("/bin/sleep", "600")
         process.stdin.close()
-        assert process.wait(10) == 128 + signal.SIGTERM
+        assert process.wait(60) == 128 + signal.SIGTERM
 
 
 def test_what_a_command_leaves_behind_ends_with_it_and_nothing_else(guarded):
@@ -65,7 +65,7 @@ def test_what_a_command_leaves_behind_ends_with_it_and_nothing_else(guarded):
         family = [seen.pid for seen in tree(process.pid)]
         assert len(family) == 3
         process.stdin.close()
-        process.wait(10)
+        process.wait(60)
         assert not [pid for pid in family if pid != process.pid and reaper.started(pid)]
         assert bystander.poll() is None
     finally:
@@ -78,7 +78,7 @@ def test_a_command_that_ignores_sigterm_is_killed_after_its_grace(guarded):
     process = guarded(sys.executable, "-c", ignore, grace=0.3, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout.readline() == b"on\n"
     process.stdin.close()
-    assert process.wait(10) == 128 + signal.SIGKILL
+    assert process.wait(60) == 128 + signal.SIGKILL
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -86,7 +86,7 @@ def test_a_guard_that_is_told_to_stop_ends_its_command(guarded, number):
     process = guarded("/bin/sleep", "600")
     wait_until(lambda: len(tree(process.pid)) == 2)
     process.send_signal(number)
-    assert process.wait(10) == 128 + signal.SIGTERM
+    assert process.wait(60) == 128 + signal.SIGTERM
 
 
 def test_the_reaper_kills_what_it_was_told_of_and_what_still_is_the_same():
@@ -97,7 +97,7 @@ def test_the_reaper_kills_what_it_was_told_of_and_what_still_is_the_same():
         # The second one's start time is wrong: that process id now belongs to somebody else.
         process.communicate(f"{told.pid}:{reaper.started(told.pid)} {other.pid}:1\n", timeout=10)
         assert process.returncode == 0
-        assert told.wait(10) == -signal.SIGKILL and other.poll() is None
+        assert told.wait(60) == -signal.SIGKILL and other.poll() is None
     finally:
         for one in (told, other):
             one.kill()

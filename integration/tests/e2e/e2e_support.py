@@ -10,12 +10,12 @@ from pathlib import Path
 from vime_launch.recipes import find_recipe
 
 
-def wait_until(condition, seconds: float, process: subprocess.Popen, say=lambda: "") -> None:
+def wait_until(condition, seconds: float, process: subprocess.Popen, say=lambda: "", pause: float = 0.1) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, f"ended with {process.returncode}: {say()}"
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {say()}"
-        time.sleep(0.1)
+        time.sleep(pause)
 
 
 def demo_recipe(prepared: Path) -> dict:

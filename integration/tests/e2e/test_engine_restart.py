@@ -82,9 +82,24 @@ def test_a_run_outlives_its_engine(vime, home, prepared):
                 for seen in tree(stage_process(folder, "engine-0"))
                 if b"EngineCor" in (Path("/proc") / str(seen.pid) / "comm").read_bytes()
             ]
-            while not status(rollout_pb2.GetStatusRequest(), timeout=60).status.update_id:
-                assert process.poll() is None, say()
+            trainer = stage_process(folder, "trainer")
+
+            def stopped_in_an_update() -> bool:
+                """Stops the trainer in an update; one that ends all the same, since it was nearly over, is let go."""
+                if not status(rollout_pb2.GetStatusRequest(), timeout=60).status.update_id:
+                    return False
+                os.kill(trainer, signal.SIGSTOP)
+                # The one call on its way is worked off by then.
+                until = time.monotonic() + 3
+                while status(rollout_pb2.GetStatusRequest(), timeout=60).status.state == rollout_pb2.ENGINE_STATE_RECEIVING:
+                    if time.monotonic() > until:
+                        return True
+                os.kill(trainer, signal.SIGCONT)
+                return False
+
+            wait_until(stopped_in_an_update, 300, process, say, pause=0)
             os.kill(core, signal.SIGKILL)
+            os.kill(trainer, signal.SIGCONT)
             with_error = None
             while with_error is None:
                 try:

@@ -101,7 +101,7 @@ class Process:
     def close(self) -> None:
         if self.child.poll() is None:
             self.child.terminate()
-        self.child.wait(10)
+        self.child.wait(30)
         self.child.stdout.close()
         self.child.stderr.close()
 

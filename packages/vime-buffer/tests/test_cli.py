@@ -22,13 +22,13 @@ async def test_serve_listens_tells_its_address_and_stops_cleanly(process):
     server = process()
     assert server.address_file.read_text() == server.address
     channel = open_channel(server.address)
-    await wait_serving(channel, 10)
+    await wait_serving(channel, 60)
     info = await common_pb2_grpc.InfoServiceStub(channel).GetInfo(common_pb2.GetInfoRequest())
     assert (info.package, info.role) == ("vime-buffer", "buffer")
     assert "vime.buffer.v1.BufferService" in info.services
     await channel.close()
     server.child.send_signal(signal.SIGTERM)
-    assert server.child.wait(5) == 0
+    assert server.child.wait(30) == 0
 
 
 async def test_stop_does_not_wait_for_long_polls(process):
@@ -40,9 +40,9 @@ async def test_stop_does_not_wait_for_long_polls(process):
     waiting = asyncio.ensure_future(client.lease(wait=60))
     await asyncio.sleep(0.1)
     server.child.send_signal(signal.SIGINT)
-    await asyncio.wait([waiting], timeout=5)
+    await asyncio.wait([waiting], timeout=30)
     assert waiting.done()
-    assert await asyncio.to_thread(server.child.wait, 5) == 0
+    assert await asyncio.to_thread(server.child.wait, 30) == 0
     waiting.exception()
     await client.close()
 

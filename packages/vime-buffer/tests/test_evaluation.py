@@ -57,7 +57,7 @@ async def test_evaluation_goes_first_and_outside_the_gate(evaluated):
         for i, lease in enumerate(leases):
             answer = await client.commit(lease, rewards=[float(i < 2)], temperature=0.0)
             assert answer.outcome == pb.COMMIT_OUTCOME_EVALUATED
-        result = await asyncio.wait_for(waiting, 5)
+        result = await asyncio.wait_for(waiting, 30)
         assert (result.done, result.prompts, result.completed_prompts, result.rollouts, result.k) == (True, 5, 5, 5, 1)
         assert result.mean_reward == pytest.approx(0.4) and result.pass_at_k == pytest.approx(0.4)
         assert result.mean_rewards["exact"] == pytest.approx(0.4)
@@ -150,7 +150,7 @@ async def test_an_evaluation_at_the_end_of_the_data_is_answered(evaluated):
         assert (await client.batch()).outcome == pb.LEASE_OUTCOME_END_OF_DATA
         waiting = asyncio.create_task(client.lease(wait=20))
         await _start(client)
-        assert len((await asyncio.wait_for(waiting, 5)).leases) == 5
+        assert len((await asyncio.wait_for(waiting, 30)).leases) == 5
 
 
 async def test_workers_stay_until_the_run_is_closed_however_long_the_last_checkpoint_takes(evaluated):
@@ -167,7 +167,7 @@ async def test_workers_stay_until_the_run_is_closed_however_long_the_last_checkp
         assert (await client.lease(wait=0.1)).outcome == pb.LEASE_OUTCOME_EMPTY
         waiting = asyncio.create_task(client.lease(wait=20))
         await client.close_run()
-        assert (await asyncio.wait_for(waiting, 5)).outcome == pb.LEASE_OUTCOME_END_OF_DATA
+        assert (await asyncio.wait_for(waiting, 30)).outcome == pb.LEASE_OUTCOME_END_OF_DATA
 
 
 async def test_several_versions_in_one_evaluation_are_told(evaluated):

@@ -49,7 +49,7 @@ async def test_leases_lapse_without_any_call(start, tmp_path):
     await client.open(batch_groups=1, group_size=1)
     await client.put("a")
     await client.lease()
-    answer = await asyncio.wait_for(client.lease(wait=10, holder="other"), 5)
+    answer = await asyncio.wait_for(client.lease(wait=60, holder="other"), 60)
     assert prompts_of(answer) == ["a"] and answer.leases[0].attempt == 2
     await client.close()
     await server.stop(0)

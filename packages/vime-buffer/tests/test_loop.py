@@ -67,9 +67,9 @@ async def test_long_polls_answer_when_something_happens(client):
     waiting = asyncio.create_task(client.lease(wait=20))
     training = asyncio.create_task(client.batch(wait=20))
     await client.put("a")
-    lease = (await asyncio.wait_for(waiting, 5)).leases[0]
+    lease = (await asyncio.wait_for(waiting, 30)).leases[0]
     await client.commit(lease)
-    assert ids(await asyncio.wait_for(training, 5)) == ["a"]
+    assert ids(await asyncio.wait_for(training, 30)) == ["a"]
 
 
 async def test_closing_a_run_ends_everything(client, refused):
@@ -79,8 +79,8 @@ async def test_closing_a_run_ends_everything(client, refused):
     waiting = asyncio.create_task(client.lease(wait=20))
     training = asyncio.create_task(client.batch(wait=20))
     await client.close_run("stopped")
-    assert (await asyncio.wait_for(waiting, 5)).outcome == pb.LEASE_OUTCOME_END_OF_DATA
-    assert (await asyncio.wait_for(training, 5)).outcome == pb.LEASE_OUTCOME_END_OF_DATA
+    assert (await asyncio.wait_for(waiting, 30)).outcome == pb.LEASE_OUTCOME_END_OF_DATA
+    assert (await asyncio.wait_for(training, 30)).outcome == pb.LEASE_OUTCOME_END_OF_DATA
     assert await client.renew(lease) == [pb.LEASE_DIRECTIVE_ABORT]
     with refused(grpc.StatusCode.ABORTED, lease.lease_id, "closed"):
         await client.commit(lease)

@@ -19,7 +19,7 @@ def served(*arguments: str):
             yield output.readline().removeprefix("listening on ").strip()
     finally:
         process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 def run_suite(name: str, target: str, report) -> tuple[int, set[str]]:

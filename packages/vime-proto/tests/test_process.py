@@ -92,4 +92,4 @@ def test_sigterm_stops_a_served_fake_within_seconds(tmp_path):
         line = output.readline()
     assert line == f"listening on {(tmp_path / 'address').read_text()}\n"
     process.send_signal(signal.SIGTERM)
-    assert process.wait(5) == 0
+    assert process.wait(30) == 0

@@ -95,8 +95,8 @@ async def test_info_says_what_a_server_is(start):
 async def test_health_follows_set_serving(start):
     server = await start()
     async with open_channel(server.address) as channel:
-        await wait_serving(channel, 5)
-        await wait_serving(channel, 5, "vime.trainer.v1.TrainerService")
+        await wait_serving(channel, 60)
+        await wait_serving(channel, 60, "vime.trainer.v1.TrainerService")
         await server.set_serving(False)
         answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -193,7 +193,7 @@ async def test_a_token_guards_all_but_health(start):
     server = await start(token="secret")
     for token, allowed in ((None, False), ("wrong", False), ("secret", True)):
         async with open_channel(server.address, token=token) as channel:
-            await wait_serving(channel, 5)
+            await wait_serving(channel, 60)
             request = _stub(channel).GetStatus(pb.GetStatusRequest())
             stream = _stub(channel).StreamMetrics(pb.StreamMetricsRequest())
             if allowed:
@@ -245,7 +245,7 @@ async def test_proxy_variables_are_not_followed(start, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     server = await start()
     async with open_channel(server.address) as channel:
-        assert (await _stub(channel).GetStatus(pb.GetStatusRequest(), timeout=5)).step == 0
+        assert (await _stub(channel).GetStatus(pb.GetStatusRequest(), timeout=30)).step == 0
 
 
 async def test_ipv6_hosts_are_bracketed(start):
@@ -255,7 +255,7 @@ async def test_ipv6_hosts_are_bracketed(start):
         pytest.skip(f"no IPv6 loopback here: {error}")
     assert server.address.startswith("[::1]:")
     async with open_channel(server.address) as channel:
-        assert (await _stub(channel).GetStatus(pb.GetStatusRequest(), timeout=5)).step == 0
+        assert (await _stub(channel).GetStatus(pb.GetStatusRequest(), timeout=30)).step == 0
 
 
 @pytest.mark.parametrize(

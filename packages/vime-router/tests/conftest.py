@@ -107,7 +107,7 @@ async def rest(call) -> list:
     return answers
 
 
-async def until(condition, timeout: float = 5.0) -> None:
+async def until(condition, timeout: float = 60.0) -> None:
     """Waits until ``condition()``, which may be a coroutine function, is true."""
     deadline = time.monotonic() + timeout
     while True:

@@ -62,7 +62,7 @@ async def test_a_stop_right_after_the_address_is_known_is_a_clean_one(tmp_path):
     address_file = tmp_path / "address"
     async with Process(command("serve", "--address-file", str(address_file))) as router:
         router.process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(router.process.wait(), 10) == 0
+        assert await asyncio.wait_for(router.process.wait(), 60) == 0
 
 
 async def test_serve_list_and_stop(tmp_path):
@@ -77,7 +77,7 @@ async def test_serve_list_and_stop(tmp_path):
             Process(command("serve", "--config", str(config))) as router,
             open_channel(router.address) as channel,
         ):
-            await wait_serving(channel, 10)
+            await wait_serving(channel, 60)
             assert address_file.read_text() == router.address
             client = Client(channel, router.address)
             assert await client.engine_of() == "a"
@@ -87,8 +87,8 @@ async def test_serve_list_and_stop(tmp_path):
             assert shown.stdout.splitlines()[2].split("\t")[:4] == ["a", engine.address, "healthy", "run/0:1"]
             begin = time.monotonic()
             router.process.send_signal(signal.SIGTERM)
-            assert await asyncio.wait_for(router.process.wait(), 10) == 0
-            assert time.monotonic() - begin < 5
+            assert await asyncio.wait_for(router.process.wait(), 60) == 0
+            assert time.monotonic() - begin < 20
 
 
 async def test_stopping_does_not_wait_for_requests():
@@ -98,7 +98,7 @@ async def test_stopping_does_not_wait_for_requests():
         client = Client(channel, router.address)
         await until(lambda: queued(client))
         router.process.send_signal(signal.SIGINT)
-        assert await asyncio.wait_for(router.process.wait(), 5) == 0
+        assert await asyncio.wait_for(router.process.wait(), 30) == 0
         with pytest.raises(grpc.RpcError):
             await waiting
 

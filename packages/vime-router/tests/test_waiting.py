@@ -37,7 +37,7 @@ async def test_the_wait_is_bounded_and_the_error_says_why():
         begin = time.monotonic()
         with pytest.raises(grpc.RpcError) as caught:
             await client.generate()
-        assert 0.25 < time.monotonic() - begin < 2.0
+        assert 0.25 < time.monotonic() - begin < 30.0
         status = from_rpc_error(caught.value)
         assert status.code is grpc.StatusCode.UNAVAILABLE and status.retry_after == 1.0
         assert status.message == "no engine took the request within 0.3 s: a: STALE: update u1 failed"
@@ -66,7 +66,7 @@ async def test_asleep_engines_are_no_failures_and_get_requests_when_they_wake():
         entry = await client.entry("a")
         assert (entry.failures_total, entry.reason) == (0, "ASLEEP")
         engines["a"].state = pb.ENGINE_STATE_SERVING
-        assert await asyncio.wait_for(call, 5) == "a"
+        assert await asyncio.wait_for(call, 30) == "a"
 
 
 async def test_a_request_for_a_version_waits_for_it():
@@ -75,7 +75,7 @@ async def test_a_request_for_a_version_waits_for_it():
         await until(lambda: queued(client, 1))
         assert await client.engine_of() == "a"
         engines["a"].version = policy_version("run", 0, 2)
-        assert await asyncio.wait_for(call, 5) == "a"
+        assert await asyncio.wait_for(call, 30) == "a"
 
 
 async def test_an_engine_behind_the_minimum_version_gets_nothing_until_it_has_it():

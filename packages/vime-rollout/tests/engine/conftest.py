@@ -73,7 +73,7 @@ class EngineProcess:
     def stop(self) -> int:
         """Ends it; its exit status."""
         self.process.terminate()
-        return self.process.wait(15)
+        return self.process.wait(60)
 
     def status(self) -> pb.EngineStatus:
         """GetStatus."""
@@ -149,7 +149,7 @@ def running(name: str, cfg: dict, seed: int, *arguments: str, wait: bool = True)
             yield process
             if process.process.poll() is None:
                 began = time.monotonic()
-                assert process.stop() == 0 and time.monotonic() - began < 6
+                assert process.stop() == 0 and time.monotonic() - began < 20
         finally:
             process.process.kill()
             process.log_file.close()

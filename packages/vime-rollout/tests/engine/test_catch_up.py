@@ -135,7 +135,7 @@ def held(engine):
     return None if version is None else (version.lineage, version.number)
 
 
-async def until(condition, seconds=10.0):
+async def until(condition, seconds=60.0):
     deadline = asyncio.get_running_loop().time() + seconds
     while not condition():
         assert asyncio.get_running_loop().time() < deadline

@@ -23,7 +23,7 @@ def refused(engine, code, text, *args, **more):
     assert text in error.value.details()
 
 
-def until_idle(engine, seconds=5.0):
+def until_idle(engine, seconds=60.0):
     deadline = time.monotonic() + seconds
     while engine.status().running:
         assert time.monotonic() < deadline, "requests still run"
@@ -155,7 +155,7 @@ def test_minimum_version_waits_for_an_update(tied):
         2,
         minimum_version=policy_version("other", 0, 9),
     )
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
 
 
 def test_the_prefix_cache_ends_with_its_version(tied):

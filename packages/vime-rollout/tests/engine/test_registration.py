@@ -21,7 +21,7 @@ async def engines(stub):
     return (await stub.ListEngines(pb.ListEnginesRequest(), wait_for_ready=True)).engines
 
 
-async def until(condition, seconds=5.0):
+async def until(condition, seconds=60.0):
     deadline = asyncio.get_running_loop().time() + seconds
     while True:
         if await condition():

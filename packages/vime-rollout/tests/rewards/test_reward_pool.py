@@ -55,27 +55,27 @@ async def test_user_functions_and_builtin_ones_score_in_processes(pool):
 
 
 async def test_a_reward_that_hangs_is_ended_and_the_others_go_on(pool):
-    one = await pool(workers=2, timeout_seconds=1.0)
+    one = await pool(workers=2, timeout_seconds=4.0)
     started = time.monotonic()
     hanging = asyncio.create_task(one.score(SPECS["hangs"], RewardInput("go")))
     others = await asyncio.gather(*(one.score(SPECS["slow"], RewardInput("x")) for _ in range(10)))
     assert [other.value for other in others] == [1.0] * 10
     assert not hanging.done()
-    with pytest.raises(RewardTimeout, match="'hangs' ran longer than 1 s"):
+    with pytest.raises(RewardTimeout, match="'hangs' ran longer than 4 s"):
         await hanging
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     assert (await one.score(SPECS["hangs"], RewardInput("2"))).value == 1.0
     assert one.counters.timed_out == 1
 
 
 async def test_many_slow_rewards_on_few_processes_do_not_time_out(pool):
-    # 256 x 20 ms on 4 processes take 1.3 s, more than the limit of any one of them.
-    one = await pool(workers=4, timeout_seconds=0.6)
+    # 256 x 20 ms on 2 processes take 2.5 s, more than the limit of any one of them.
+    one = await pool(workers=2, timeout_seconds=2.4)
     started = time.monotonic()
     scores = await asyncio.gather(*(one.score(SPECS["slow"], RewardInput(str(n))) for n in range(256)))
     assert [score.value for score in scores] == [1.0] * 256
-    assert time.monotonic() - started > 1.2
-    assert one.counters.timed_out == 0 and one.counters.started == 4
+    assert time.monotonic() - started > 2.4
+    assert one.counters.timed_out == 0 and one.counters.started == 2
 
 
 async def test_a_reward_may_have_a_limit_of_its_own(pool):

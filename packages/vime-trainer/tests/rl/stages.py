@@ -53,7 +53,7 @@ class Stages:
 
     def __enter__(self) -> Stages:
         self._thread.start()
-        assert self._ready.wait(20), "stages did not start"
+        assert self._ready.wait(120), "stages did not start"
         return self
 
     def __exit__(self, *exc) -> None:

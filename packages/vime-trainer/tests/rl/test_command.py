@@ -108,7 +108,7 @@ def test_a_signal_ends_it_cleanly_while_it_waits(number, dense_folder, tmp_path)
             process.send_signal(number)
             _, err = process.communicate(timeout=30)
             assert process.returncode == 0, err
-            assert time.monotonic() - before < 5
+            assert time.monotonic() - before < 20
             assert "vime-trainer rl: interrupted" in err and not (tmp_path / "shm").exists()
 
 
