@@ -173,8 +173,8 @@ async def test_repetition_ends_at_the_deadline(start):
     async with open_channel(server.address) as channel:
         began = asyncio.get_running_loop().time()
         with pytest.raises(grpc.RpcError):
-            await call(_stub(channel).GetStatus, pb.GetStatusRequest(), 0.2, deadline=0.5)
-    assert trainer.calls > 1 and asyncio.get_running_loop().time() - began < 2
+            await call(_stub(channel).GetStatus, pb.GetStatusRequest(), 2.0, deadline=3.0)
+    assert trainer.calls > 1 and asyncio.get_running_loop().time() - began < 30
 
 
 async def test_threads_repeat_calls_too(start):
