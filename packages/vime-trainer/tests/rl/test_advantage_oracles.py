@@ -61,6 +61,38 @@ def test_gae_discounts():
     np.testing.assert_allclose(values, [0.625 + 0.25 * 1.75, 1.75])
 
 
+def test_gae_of_a_rollout_that_goes_on():
+    batch = rollout_batch([3])
+    values = np.array([0.5, 0.6, 0.7])
+    advantages, returns = gae(batch, np.zeros(3), values, gamma=1.0, lam=0.95, end_values=np.array([0.8]))
+    # delta = [.6 - .5, .7 - .6, .8 - .7]
+    np.testing.assert_allclose(advantages, [0.1 + 0.95 * 0.195, 0.1 + 0.95 * 0.1, 0.1], atol=1e-12)
+    np.testing.assert_allclose(returns, [0.78525, 0.795, 0.8], atol=1e-12)
+    advantages, _ = gae(rollout_batch([2]), np.array([0.0, 0.2]), values[:2], 0.9, 0.5, np.array([0.8]))
+    # delta = [.9 x .6 - .5, .2 + .9 x .8 - .6]
+    np.testing.assert_allclose(advantages, [0.04 + 0.45 * 0.32, 0.32], atol=1e-12)
+
+
+def test_ppo_takes_the_critics_value_of_a_truncated_rollouts_end_only_where_it_is_told_to():
+    mask = [True, True, False] + [True, True, False] + [False] + [False, True]
+    values = [0.5, 0.6, 9.0] + [0.5, 0.6, 9.0] + [9.0] + [9.0, 0.7]
+    batch = rollout_batch([3, 3, 1, 2], mask, [0.0, 1.0, 0.0], sample_rollouts=[0, 1, 2, 0], values=values)
+    batch = dataclasses.replace(
+        batch, truncated=np.array([True, False, True]), end_values=np.array([0.8, 0.0, 0.0], np.float32)
+    )
+    on = streams_of(batch, **PPO, bootstrap_truncated=True)
+    np.testing.assert_allclose(on["advantages"][[0, 1, 8]], [0.28525, 0.195, 0.1], atol=1e-6)
+    np.testing.assert_allclose(on["returns"][[0, 1, 8]], [0.78525, 0.795, 0.8], atol=1e-6)
+    # The limit is the end: nothing is earned after it.
+    off = streams_of(batch, **PPO)
+    np.testing.assert_allclose(off["returns"][8], 0.0, atol=1e-6)
+    np.testing.assert_allclose(off["advantages"][8], -0.7, atol=1e-6)
+    for name in ("advantages", "returns"):
+        np.testing.assert_array_equal(on[name][3:6], off[name][3:6])
+    with pytest.raises(ValueError, match="algorithm ppo: needs end_values of the batch"):
+        streams_of(dataclasses.replace(batch, end_values=None), **PPO, bootstrap_truncated=True)
+
+
 def test_with_lambda_one_and_equal_values_every_turn_has_the_same_advantage():
     mask = [False, True, True, True, False, True]
     batch = rollout_batch([6], mask, rewards=[1.0], values=np.full(6, 0.25))

@@ -12,7 +12,7 @@ from ._types import Algorithm, RolloutBatch
 
 
 def required_columns(algorithm: Algorithm, settings, optimizer_steps: int = 1) -> frozenset[str]:
-    """Which of "old", "reference", "teacher" (log-probs) and "values" must be there before `advantage` is called.
+    """Which of "old", "reference", "teacher" (log-probs), "values" and "end_values" must be there before `advantage` is called.
 
     "old" is needed where a later step, the reward or the whole batch's correction looks at it; with one optimizer step the
     forward pass of the loss itself gives the old policy otherwise.
@@ -26,7 +26,7 @@ def required_columns(algorithm: Algorithm, settings, optimizer_steps: int = 1) -
     if algorithm.needs_teacher:
         needed.add("teacher")
     if algorithm.needs_critic:
-        needed.add("values")
+        needed |= {"values", "end_values"} if settings.bootstrap_truncated else {"values"}
     return frozenset(needed)
 
 
@@ -40,7 +40,7 @@ def advantage_streams(algorithm: Algorithm, batch: RolloutBatch, settings) -> di
         ValueError: log-probs or values that the algorithm needs are missing; a stream of another length, one that is not
             finite at a trainable token, or none called "advantages" (with a critic, "returns").
     """
-    have = {*batch.logprobs, *(() if batch.values is None else ("values",))}
+    have = {*batch.logprobs, *(name for name in ("values", "end_values") if getattr(batch, name) is not None)}
     missing = sorted(required_columns(algorithm, settings) - have)
     if missing:
         raise ValueError(

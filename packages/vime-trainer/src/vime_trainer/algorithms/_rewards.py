@@ -33,10 +33,7 @@ def rollout_penalty(batch: RolloutBatch, settings) -> np.ndarray:
 def token_rewards(batch: RolloutBatch, settings) -> np.ndarray:
     """float64 [T]: minus the KL penalty on every trainable token, and the rollout's reward on its last one."""
     rewards = -kl_penalty(batch, settings)
-    places = np.flatnonzero(batch.mask)
-    # Of equal indices the last assignment stands, so each rollout's last trainable token, over all its samples, is found.
-    last = np.full(len(batch.rewards), -1)
-    last[batch.token_rollouts[places]] = places
+    last = batch.last_tokens
     found = last >= 0
     rewards[last[found]] += batch.rewards[found]
     return rewards

@@ -74,6 +74,11 @@ class AlgorithmSettings(Section):
     kl: KlSettings = KlSettings()
     gamma: float = Field(1.0, ge=0, le=1, description="ppo: discount of a token")
     gae_lambda: float = Field(1.0, ge=0, le=1, description="ppo: lambda of generalised advantage estimation")
+    bootstrap_truncated: bool = Field(
+        False,
+        description="ppo: a rollout that a limit cut goes on being worth what the critic says of its last state; otherwise the "
+        "limit is its end, after which nothing is earned",
+    )
     normalise_advantages: bool = Field(False, description="ppo: mean 0 and deviation 1 over the batch's tokens")
     value_clip: float | None = Field(
         0.2, gt=0, description="ppo: values of the critic move at most this far from those before; absent does not clip"

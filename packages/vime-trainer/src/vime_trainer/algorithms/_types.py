@@ -26,6 +26,8 @@ class RolloutBatch:
         group_size: rollouts that a group was meant to have.
         logprobs: float32 [T] each, by name: "engine"; "old", "reference" and "teacher" where there are such.
         values: float32 [T], the critic's value of the prefix before each trainable token; None without a critic.
+        end_values: float32 [R], the critic's value of all that a truncated rollout has when the limit cuts it, 0 for other
+            rollouts; None unless the settings say `bootstrap_truncated`.
     """
 
     rewards: np.ndarray
@@ -39,6 +41,7 @@ class RolloutBatch:
     group_size: int
     logprobs: Mapping[str, np.ndarray] = field(default_factory=dict)
     values: np.ndarray | None = None
+    end_values: np.ndarray | None = None
 
     @property
     def token_rollouts(self) -> np.ndarray:
@@ -49,6 +52,15 @@ class RolloutBatch:
     def response_tokens(self) -> np.ndarray:
         """int64 [R], trainable tokens of each rollout, over all its samples."""
         return np.bincount(self.token_rollouts[self.mask], minlength=len(self.rewards))
+
+    @property
+    def last_tokens(self) -> np.ndarray:
+        """int64 [R], place of each rollout's last trainable token, over all its samples; -1 where there is none."""
+        places = np.flatnonzero(self.mask)
+        last = np.full(len(self.rewards), -1)
+        # Of equal indices the last assignment stands.
+        last[self.token_rollouts[places]] = places
+        return last
 
     def per_token(self, values: np.ndarray) -> np.ndarray:
         """float32 [T]: one value a rollout, on each of its trainable tokens; 0 elsewhere."""

@@ -12,8 +12,13 @@ from ._types import Algorithm, RolloutBatch, Streams, Terms
 
 
 def advantage(batch: RolloutBatch, settings) -> dict:
-    """GAE; the reward lies on a rollout's last trainable token, the KL penalty, if it is part of it, on every one."""
-    advantages, returns = gae(batch, token_rewards(batch, settings), batch.values, settings.gamma, settings.gae_lambda)
+    """GAE; the reward lies on a rollout's last trainable token, the KL penalty, if it is part of it, on every one.
+
+    After the last token the value is 0, and with `bootstrap_truncated` the critic's where a limit cut the rollout.
+    """
+    ends = batch.end_values if settings.bootstrap_truncated else None
+    rewards = token_rewards(batch, settings)
+    advantages, returns = gae(batch, rewards, batch.values, settings.gamma, settings.gae_lambda, ends)
     if settings.normalise_advantages:
         advantages = normalised(batch, advantages)
     return {"advantages": advantages.astype(np.float32), "returns": returns.astype(np.float32)}
