@@ -16,8 +16,9 @@ from vime_trainer.megatron import ParallelConfig
 from vime_trainer.models import HfConfig
 from vime_trainer.optim import Optimizer, OptimizerSettings
 from vime_trainer.packed import pack
-from vime_trainer.plan import Kernels, Workload, make_plan
+from vime_trainer.plan import CriticWorkload, Kernels, Workload, make_plan
 from vime_trainer.policy import Policy
+from vime_trainer.value import ValueModel
 
 DENSE = {
     "model_type": "qwen3",
@@ -110,6 +111,7 @@ def one_stage(config, **workload):
 def test_public_names():
     assert plan.__all__ == [
         "GPU_KERNELS",
+        "CriticWorkload",
         "Kernels",
         "Layout",
         "Plan",
@@ -139,6 +141,41 @@ def test_bytes_are_those_of_a_real_step(config, dtype, tmp_path):
     optimizer.step()
     state = sum(tensor.nbytes for tensor in optimizer.state_tensors().values())
     assert state == pytest.approx(expected.optimizer, rel=0.05)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("config", [DENSE | {"tie_word_embeddings": True}, MOE], ids=["dense", "moe"])
+def test_bytes_of_critic_and_reference_are_those_of_real_ones(config, dtype, tmp_path):
+    path = folder(config, tmp_path)
+    workload = Workload(micro_batch_tokens=sum(LENGTHS), dtype=dtype)
+    made = make_plan(
+        HfConfig(config), ParallelConfig(), 1, workload, CPU_KERNELS, reference=True, critic=CriticWorkload()
+    )
+    expected = made.others["critic"][0]
+    critic = ValueModel(models.read_config(path), dtype, "packed", False)
+    critic.randomize(0)
+    optimizer = Optimizer(critic, OptimizerSettings())
+    assert expected.weights == sum(tensor.nbytes for tensor in critic.weights().values())
+    assert expected.parameters == sum(param.numel() for param in critic.parameters().values())
+    batch = pack([torch.randint(0, 300, (length,)) for length in LENGTHS])
+    found = []
+    assert saved_bytes(critic, lambda: found.append(critic(batch).values.sum())) == pytest.approx(
+        expected.activations, rel=0.05
+    )
+    found[0].backward()
+    assert sum(param.main_grad.nbytes for param in critic.parameters().values()) == expected.gradients
+    optimizer.step()
+    state = sum(tensor.nbytes for tensor in optimizer.state_tensors().values())
+    assert state == pytest.approx(expected.optimizer, rel=0.05)
+
+    other = Policy.from_config(path, dtype)
+    kept = made.others["reference"][0]
+    assert kept.total == kept.weights == sum(tensor.nbytes for tensor in other.weights().values())
+    assert saved_bytes(other, lambda: other.run([batch], [batch.positions > 0])) == 0
+    assert all(param.grad is None and not hasattr(param, "main_grad") for param in other.parameters().values())
+    # Passes come one after the other, the rest is there all the time.
+    (policy,) = made.stages
+    assert made.total(0) == policy.total + kept.weights + expected.weights + expected.gradients + expected.optimizer
 
 
 @pytest.mark.parametrize("config", [DENSE, MOE], ids=["dense", "moe"])
@@ -280,6 +317,65 @@ def test_the_command_reads_a_runs_file_and_prints_a_table_or_json(tmp_path, caps
     assert "worst: stage 0" in shown and "DOES NOT FIT" in shown
     assert main(["plan", str(tmp_path), "--gpus", "3", "--parallel.expert", "3"]) == 1
     assert "parallel.expert: 3 does not divide the model's 8 experts" in capsys.readouterr().err
+
+
+def test_the_command_counts_the_models_that_a_run_has(tmp_path, capsys):
+    folder(MOE, tmp_path)
+    (tmp_path / "critic").mkdir()
+    folder(DENSE, tmp_path / "critic")
+    run = tmp_path / "rl.toml"
+    run.write_text(
+        f'model = "{tmp_path}"\n[algorithm]\nname = "ppo"\nkl = {{ coefficient = 0.1 }}\n[optimizer]\ndistributed = true\n'
+        f'[critic]\nmodel = "{tmp_path}/critic"\nepochs = 2\n[critic.optimizer]\ndistributed = true\ncpu_offload = true\n'
+    )
+    assert main(["plan", str(run), "--gpus", "2", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    (critic,), (reference,), (policy,) = made["others"]["critic"], made["others"]["reference"], made["stages"]
+    assert reference["parameters"] == policy["parameters"] and reference["gradients"] == 0
+    # The folder's own model, without a head over the vocabulary.
+    assert critic["parameters"] == make_plan(HfConfig(DENSE), ParallelConfig(), 1).parameters - 300 * 64 + 64
+    assert critic["optimizer"] == 0 < critic["host"] and policy["host"] == 0 < policy["optimizer"]
+    assert made["totals"][0] > policy["total"] + reference["total"]
+    flops = make_plan(HfConfig(DENSE), ParallelConfig(), 1, Workload(16384)).flops
+    forward = flops.matrices + flops.attention + 2 * 64
+    assert made["flops"]["critic"] == pytest.approx(2 * 16384 * 7 * forward)
+    assert made["flops"]["reference"] == pytest.approx(made["flops"]["step"] / 3)
+    assert main(["plan", str(run)]) == 0
+    shown = capsys.readouterr().out
+    assert [
+        line.split()[:2] for line in shown.splitlines() if line[:8].strip() in ("policy", "critic", "together")
+    ] == [
+        ["policy", "0"],
+        ["critic", "0"],
+        ["together", "0"],
+    ]
+    run.write_text(f'model = "{tmp_path}"\n[algorithm]\nname = "grpo"\n')
+    assert main(["plan", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["others"] == {}
+
+
+@pytest.mark.parametrize(
+    ("config", "expert_tensor", "fault"),
+    [
+        (MOE, 4, "parallel.expert_tensor: 4 leaves 12 of the model's 48 columns .* valid: 1, 2, 3, 6$"),
+        (MOE | {"moe_intermediate_size": 20}, 1, "moe_intermediate_size: 20, but .* multiple of 8"),
+        (MOE | {"hidden_size": 68}, 1, "hidden_size: 68, but .* multiple of 8"),
+    ],
+)
+def test_widths_that_the_grouped_product_of_a_gpu_does_not_take_are_refused(config, expert_tensor, fault, monkeypatch):
+    from vime_trainer.megatron import _experts
+
+    layout = ParallelConfig(expert_tensor=expert_tensor)
+    with pytest.raises(ValueError, match=fault):
+        make_plan(HfConfig(config), layout, expert_tensor)
+    # The loop over experts takes any width.
+    make_plan(HfConfig(config), layout, expert_tensor, Workload(dtype="float32"))
+    if expert_tensor == 1:
+        Policy(HfConfig(config), "bfloat16", "packed", False)
+        monkeypatch.setattr(_experts, "_takes_grouped", lambda rows: rows.dtype == torch.bfloat16)
+        with pytest.raises(ValueError, match=fault):
+            Policy(HfConfig(config), "bfloat16", "packed", False)
+        Policy(HfConfig(config), "float32", "packed", False)
 
 
 def test_a_run_without_a_model_is_refused(tmp_path, capsys):

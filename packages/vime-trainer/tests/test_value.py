@@ -17,7 +17,7 @@ LENGTHS = (11, 5, 23, 1, 2)
 
 
 def test_public_names():
-    assert sorted(value.__all__) == ["CriticSettings", "ValueModel", "ValueOutputs"]
+    assert sorted(value.__all__) == ["CriticSettings", "ValueModel", "ValueOutputs", "critic_weights"]
     assert CriticSettings().optimizer.learning_rate == 1e-5
 
 

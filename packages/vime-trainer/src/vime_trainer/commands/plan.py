@@ -30,14 +30,23 @@ class PlanSettings(Settings):
     recompute: bool = Field(False, description="keep only the inputs of layers for the backward pass")
     distributed: bool = Field(False, description="data-parallel ranks share the optimizer's state")
     cpu_offload: bool = Field(False, description="the optimizer's state is in host memory")
+    reference: bool = Field(False, description="a reference policy for the KL is kept as well")
+    critic: bool = Field(False, description="a critic is trained beside the policy")
+    critic_model: Path | None = Field(None, description="config.json or folder of the critic; absent takes the model's")
+    critic_distributed: bool = Field(False, description="as distributed, of the critic's optimizer")
+    critic_cpu_offload: bool = Field(False, description="as cpu_offload, of the critic's optimizer")
+    critic_epochs: int = Field(1, ge=1, description="the critic's passes over a batch")
     gpu_gib: float | None = Field(None, gt=0, description="memory of a GPU in GiB, to say whether it fits")
     format: Literal["table", "json"] = Field("table", description="what is printed; --json is short for json")
     parallel: ParallelConfig = ParallelConfig()
 
     @model_validator(mode="after")
     def _check(self) -> PlanSettings:
-        if self.cpu_offload and not self.distributed:
-            raise ValueError("cpu_offload: runs have it for the distributed optimizer alone; set distributed")
+        for prefix in ("", "critic_"):
+            if getattr(self, f"{prefix}cpu_offload") and not getattr(self, f"{prefix}distributed"):
+                raise ValueError(
+                    f"{prefix}cpu_offload: runs have it for the distributed optimizer alone; set {prefix}distributed"
+                )
         return self
 
 
@@ -54,7 +63,7 @@ def main(argv: Sequence[str], prog: str) -> int:
     words = ["--format=json" if word == "--json" else word for word in words]
     settings = load(PlanSettings, [*_options(base), *words], prog)
     from vime_trainer.models import read_config
-    from vime_trainer.plan import Workload, make_plan, render
+    from vime_trainer.plan import CriticWorkload, Workload, make_plan, render
 
     workload = Workload(
         micro_batch_tokens=settings.tokens_per_micro_batch,
@@ -65,7 +74,16 @@ def main(argv: Sequence[str], prog: str) -> int:
         distributed=settings.distributed,
         cpu_offload=settings.cpu_offload,
     )
-    plan = make_plan(read_config(settings.model), settings.parallel, settings.gpus, workload)
+    critic = None
+    if settings.critic:
+        critic = CriticWorkload(
+            config=read_config(settings.critic_model or settings.model),
+            distributed=settings.critic_distributed,
+            cpu_offload=settings.critic_cpu_offload,
+            epochs=settings.critic_epochs,
+        )
+    config = read_config(settings.model)
+    plan = make_plan(config, settings.parallel, settings.gpus, workload, reference=settings.reference, critic=critic)
     print(json.dumps(plan.to_dict(), indent=2) if settings.format == "json" else render(plan, settings.gpu_gib))
     return 0
 
@@ -93,6 +111,26 @@ def _of_run(path: Path) -> dict[str, Any]:
     }
     if "batch_tokens" in run:
         found["tokens_per_step"] = run["batch_tokens"]
+    return found | _other_models(run)
+
+
+def _other_models(run: dict[str, Any]) -> dict[str, Any]:
+    """What an rl run keeps beside the policy."""
+    from vime_trainer.algorithms import AlgorithmSettings, algorithm_of
+
+    settings = AlgorithmSettings(**run.get("algorithm", {}))
+    found: dict[str, Any] = {"reference": settings.kl.coefficient > 0}
+    if algorithm_of(settings).needs_critic:
+        critic = run.get("critic", {})
+        optimizer = critic.get("optimizer", {})
+        found |= {
+            "critic": True,
+            "critic_distributed": optimizer.get("distributed", False),
+            "critic_cpu_offload": optimizer.get("cpu_offload", False),
+            "critic_epochs": critic.get("epochs", 1),
+        }
+        if "model" in critic:
+            found["critic_model"] = critic["model"]
     return found
 
 

@@ -10,6 +10,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from vime_trainer.megatron._activation import weighted_swiglu
+from vime_trainer.megatron._alignment import check_grouped_experts
 
 __all__ = ["StackedExperts"]
 
@@ -23,15 +24,20 @@ class StackedExperts(MegatronModule):
 
     Experts are those of this expert-parallel rank, their width is that of this expert-tensor-parallel rank: Megatron's
     dispatcher adds up the outputs of the latter.
+
+    Raises:
+        ValueError: sizes that the grouped product does not take, where it is going to be used.
     """
 
     def __init__(
         self, num_local_experts: int, config: TransformerConfig, submodules: Any = None, pg_collection: Any = None
     ) -> None:
         super().__init__(config=config)
+        place = {"dtype": config.params_dtype, "device": torch.cuda.current_device()}
+        if _takes_grouped(torch.empty(0, **place)):
+            check_grouped_experts(config.hidden_size, config.moe_ffn_hidden_size, config.expert_tensor_parallel_size)
         self.count = num_local_experts
         width, hidden = config.moe_ffn_hidden_size // config.expert_tensor_parallel_size, config.hidden_size
-        place = {"dtype": config.params_dtype, "device": torch.cuda.current_device()}
         self.fc1 = torch.nn.Parameter(torch.empty(self.count, 2 * width, hidden, **place))
         self.fc2 = torch.nn.Parameter(torch.empty(self.count, hidden, width, **place))
         spread = config.expert_model_parallel_size > 1
@@ -52,7 +58,7 @@ class StackedExperts(MegatronModule):
         Returns:
             [rows, hidden], weighted; and no bias.
         """
-        multiply = _grouped if tokens.is_cuda and tokens.dtype == torch.bfloat16 else _looped
+        multiply = _grouped if _takes_grouped(tokens) else _looped
         # As Megatron's MLP does: weights are applied before the second product.
         middle = weighted_swiglu(multiply(tokens, self.fc1, tokens_per_expert), probs)
         return multiply(middle, self.fc2, tokens_per_expert), None
@@ -93,6 +99,10 @@ class StackedExperts(MegatronModule):
             names["fc2"]: ShardedTensor.from_rank_offsets(
                 names["fc2"], self.fc2, *sharded_offsets, experts, (axis + 2, tensor_rank, tensor_size), **common
             ),
+def _takes_grouped(rows: Tensor) -> bool:
+    return rows.is_cuda and rows.dtype == torch.bfloat16
+
+
         }
 
     def backward_dw(self) -> None:

@@ -2,7 +2,17 @@
 
 from vime_trainer.plan._activations import GPU_KERNELS, Kernels
 from vime_trainer.plan._layout import Layout
-from vime_trainer.plan._plan import Plan, StageMemory, Workload, make_plan
+from vime_trainer.plan._plan import CriticWorkload, Plan, StageMemory, Workload, make_plan
 from vime_trainer.plan._table import render
 
-__all__ = ["GPU_KERNELS", "Kernels", "Layout", "Plan", "StageMemory", "Workload", "make_plan", "render"]
+__all__ = [
+    "GPU_KERNELS",
+    "CriticWorkload",
+    "Kernels",
+    "Layout",
+    "Plan",
+    "StageMemory",
+    "Workload",
+    "make_plan",
+    "render",
+]

@@ -71,9 +71,16 @@ def layer_bytes(arch: Architecture, layout: Layout, tokens: Tokens, width: int, 
 
 
 def outer_bytes(
-    arch: Architecture, layout: Layout, tokens: Tokens, width: int, kernels: Kernels, first: bool, last: bool
+    arch: Architecture,
+    layout: Layout,
+    tokens: Tokens,
+    width: int,
+    kernels: Kernels,
+    first: bool,
+    last: bool,
+    values: bool = False,
 ) -> float:
-    """What embedding, final norm and head keep, and what all layers of a pass share."""
+    """What embedding, final norm and head keep, and what all layers of a pass share. `values`: the head is a critic's."""
     kept = 0.0
     if first:
         kept += tokens.here * _INT
@@ -81,8 +88,12 @@ def outer_bytes(
         kept += tokens.here * arch.head_dim * arch.rotary_fraction * width
     if last:
         kept += _norm(tokens.shared, arch.hidden, width, kernels)
-        # The head keeps all rows that it takes, and a few numbers a row.
-        kept += tokens.here * (arch.hidden * width + 3 * _INT + 4 * _FLOAT)
+        if values:
+            # Each rank computes all values, in float32.
+            kept += tokens.here * (arch.hidden * _FLOAT + 2 * _INT)
+        else:
+            # The head keeps all rows that it takes, and a few numbers a row.
+            kept += tokens.here * (arch.hidden * width + 3 * _INT + 4 * _FLOAT)
     return kept
 
 

@@ -37,13 +37,28 @@ def render(plan: Plan, gpu_gib: float | None = None) -> str:
         f"data-parallel rank, sequences of {work.sequence_length:,}",
         "",
         "GiB on each GPU",
-        _row("stage", "layers", "parameters", *_KINDS, "total"),
-        *(_stage(stage) for stage in _distinct(plan)),
+        *_memory(plan),
         "",
         _verdict(plan, gpu_gib),
         _arithmetic(plan),
     ]
     return "\n".join(lines)
+
+
+def _memory(plan: Plan) -> list[str]:
+    """A row for each stage, and with several models for each of them and their peak."""
+    if not plan.others:
+        return [
+            _row("stage", "layers", "parameters", *_KINDS, "total"),
+            *(_stage(str(stage.stage), stage) for stage in _distinct(plan)),
+        ]
+    rows = [_row("stage", "layers", "parameters", *_KINDS, "total", model="model")]
+    models = {"policy": plan.stages, **plan.others}
+    for number in (stage.stage for stage in _distinct(plan)):
+        rows += [_stage(str(number), stages[number], model=name) for name, stages in models.items()]
+        empty = [""] * len(_KINDS)
+        rows.append(_row(str(number), "", "", *empty, f"{plan.total(number) / _GIB:.2f}", model="together"))
+    return rows
 
 
 def _distinct(plan: Plan) -> list[StageMemory]:
@@ -54,22 +69,28 @@ def _distinct(plan: Plan) -> list[StageMemory]:
     return [plan.stages[number] for number in sorted(chosen)]
 
 
-def _stage(stage: StageMemory) -> str:
+def _stage(number: str, stage: StageMemory, model: str = "") -> str:
     kinds = [f"{getattr(stage, kind) / _GIB:.2f}" for kind in _KINDS]
-    return _row(str(stage.stage), str(stage.layers), f"{stage.parameters:,}", *kinds, f"{stage.total / _GIB:.2f}")
+    total = f"{stage.total / _GIB:.2f}"
+    return _row(number, str(stage.layers), f"{stage.parameters:,}", *kinds, total, model=model)
 
 
-def _row(stage: str, layers: str, parameters: str, *rest: str) -> str:
-    return f"{stage:>5} {layers:>6} {parameters:>15} " + " ".join(f"{text:>11}" for text in rest)
+def _row(stage: str, layers: str, parameters: str, *rest: str, model: str = "") -> str:
+    name = f"{model:<9} " if model else ""
+    return f"{name}{stage:>5} {layers:>6} {parameters:>15} " + " ".join(f"{text:>11}" for text in rest)
 
 
 def _verdict(plan: Plan, gpu_gib: float | None) -> str:
     worst = plan.worst
-    text = f"worst: stage {worst.stage} with {worst.total / _GIB:.1f} GiB (the larger of logits and working counts)"
-    if worst.host:
-        text += f", and {worst.host / _GIB:.1f} GiB of host memory for each GPU"
+    total, host = plan.total(worst.stage), plan.host(worst.stage)
+    counts = "the larger of logits and working counts"
+    if plan.others:
+        counts += "; models work one after the other"
+    text = f"worst: stage {worst.stage} with {total / _GIB:.1f} GiB ({counts})"
+    if host:
+        text += f", and {host / _GIB:.1f} GiB of host memory for each GPU"
     if gpu_gib is not None:
-        text += f"; {'fits' if worst.total <= gpu_gib * _GIB else 'DOES NOT FIT'} in {gpu_gib:g} GiB"
+        text += f"; {'fits' if total <= gpu_gib * _GIB else 'DOES NOT FIT'} in {gpu_gib:g} GiB"
     return text
 
 
@@ -80,4 +101,5 @@ def _arithmetic(plan: Plan) -> str:
     return (
         f"arithmetic of a step: {step / 1e12:,.0f} TFLOP forward and backward, {step / plan.layout.gpus / 1e12:,.1f} a GPU; "
         f"attention {attention:.0f} %, head {head:.0f} %; computed, with repeats: {executed / 1e12:,.0f} TFLOP"
+        + "".join(f"; {name}: {value / 1e12:,.0f}" for name, value in plan.other_flops().items())
     )

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from vime_trainer import megatron
-from vime_trainer.models import Architecture, Entry, Weight, expand
+from vime_trainer.models import Architecture, Entry, Family, HfConfig, Weight, expand
 
-__all__ = ["HEAD", "ValueHead", "attach_head", "table_with_head", "untied"]
+__all__ = ["HEAD", "ValueHead", "attach_head", "critic_weights", "table_with_head", "untied"]
 
 HEAD = "score.weight"
 """Its Hugging Face name, as in the ForSequenceClassification models of transformers with one label: [1, hidden]."""
@@ -51,3 +51,9 @@ def table_with_head(weights: tuple[Weight, ...], arch: Architecture) -> list[Ent
         else entry
         for entry in expand(weights, arch)
     ]
+
+
+def critic_weights(family: Family, config: HfConfig) -> tuple[Architecture, list[Entry]]:
+    """Sizes and weight table of a critic that starts from a language model of this family and configuration."""
+    arch = untied(family.architecture(config))
+    return arch, table_with_head(family.weights, arch)
