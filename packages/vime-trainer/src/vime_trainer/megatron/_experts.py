@@ -99,14 +99,14 @@ class StackedExperts(MegatronModule):
             names["fc2"]: ShardedTensor.from_rank_offsets(
                 names["fc2"], self.fc2, *sharded_offsets, experts, (axis + 2, tensor_rank, tensor_size), **common
             ),
-def _takes_grouped(rows: Tensor) -> bool:
-    return rows.is_cuda and rows.dtype == torch.bfloat16
-
-
         }
 
     def backward_dw(self) -> None:
         """Megatron's delayed weight gradients are not used here."""
+
+
+def _takes_grouped(rows: Tensor) -> bool:
+    return rows.is_cuda and rows.dtype == torch.bfloat16
 
 
 def _grouped(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
