@@ -87,6 +87,15 @@ async def test_an_engine_that_is_away_for_a_moment_is_waited_for(call, tmp_path)
         assert (await send(publisher, 1)).engines == ["engine-0"]
 
 
+async def test_an_engine_that_does_not_come_back_is_not_waited_for_again(tmp_path):
+    gone = [grpc.StatusCode.UNAVAILABLE] * 1000
+    engine = Faulty("gone", load=gone, abort=gone, resume=gone)
+    async with fleet_of(FakeEngine("good"), engine, tmp_path=tmp_path) as publisher:
+        report = await send(publisher, 1)
+        assert report.engines == ["good"] and "UNAVAILABLE" in report.failed["gone"]
+        assert engine.calls.count("load") > 1 and engine.calls.count("abort") == 1 and "resume" not in engine.calls
+
+
 async def test_a_lost_answer_to_commit_is_a_commit(tmp_path):
     engine = Faulty(committed=[grpc.StatusCode.INTERNAL])
     async with fleet_of(engine, tmp_path=tmp_path) as publisher:

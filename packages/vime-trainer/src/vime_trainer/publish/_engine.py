@@ -28,6 +28,7 @@ IN_FLIGHT = {
 _PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 _CLEANING = (*_PASSING, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DEADLINE_EXCEEDED)
 _CLEANING_TIMEOUT = 30.0
+_LOST_TIMEOUT = 5.0
 
 
 class EngineUpdate:
@@ -51,6 +52,7 @@ class EngineUpdate:
         self._settings = settings
         self._first_attempt = attempt == 1
         self._prefix = f"{manifest.update_id}/{engine_id}/{attempt}"
+        self._lost = False  # it was tried for the whole time that the settings allow, in vain
 
     async def prepare(self) -> None:
         """Begins the update and loads every chunk; the engine still has its old version afterwards.
@@ -127,7 +129,10 @@ class EngineUpdate:
                 raise RuntimeError("it does not have the version, although it committed the update")
 
     async def abort(self, reason: str) -> None:
-        """Gives the update up and lets the engine generate again, as far as it can be reached. Never raises."""
+        """Gives the update up and lets the engine generate again, as far as it can be reached. Never raises.
+
+        An engine that could not be reached is called once more, and no further: training waits for this.
+        """
         state = None
         try:
             request = pb.AbortUpdateRequest(
@@ -137,6 +142,8 @@ class EngineUpdate:
             state = answer.status.state
         except grpc.RpcError as error:
             log.info("engine %s: abort of update %s: %s", self.engine_id, request.update_id, describe(error))
+            if self._lost:
+                return
         if state in (None, pb.ENGINE_STATE_PAUSED):
             try:
                 resume = pb.ResumeRequest(request_id=f"{self._prefix}/resume")
@@ -159,13 +166,16 @@ class EngineUpdate:
 
     async def _call(self, method, request, repeat=_PASSING, timeout: float | None = None):
         timeout = self._settings.timeout_seconds if timeout is None else timeout
-        end = time.monotonic() + self._settings.retry_seconds
+        if self._lost:
+            timeout = min(timeout, _LOST_TIMEOUT)
+        end = time.monotonic() + (0.0 if self._lost else self._settings.retry_seconds)
         backoff = 0.05
         while True:
             try:
                 return await method(request, timeout=timeout)
             except grpc.RpcError as error:
                 if error.code() not in repeat or time.monotonic() + backoff >= end:
+                    self._lost = error.code() is grpc.StatusCode.UNAVAILABLE
                     raise
             await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
             backoff = min(2 * backoff, 2.0)
