@@ -51,6 +51,19 @@ def tree(root: int) -> list[Seen]:
     return found
 
 
+def proportional(seen: Seen) -> int:
+    """Bytes of a process in memory, where a page that n processes share counts 1/n (PSS); its resident bytes where the kernel does
+    not say."""
+    try:
+        with open(f"/proc/{seen.pid}/smaps_rollup") as file:
+            for line in file:
+                if line.startswith("Pss:"):
+                    return int(line.split()[1]) << 10
+    except OSError:
+        pass  # it ended meanwhile, belongs to somebody else, or the kernel is older than 4.14
+    return seen.resident
+
+
 class Watched:
     """Samples the process tree of this process: launcher, Ray, and every stage that was started here.
 
@@ -58,8 +71,8 @@ class Watched:
     others to follow and kills those that do not: exactly the processes seen, and no other.
 
     Attributes:
-        peak_bytes: the largest sum of resident bytes seen, also by an earlier launcher of the run. Pages that processes share
-            count in each.
+        peak_bytes: the most memory of all processes together that was seen, also by an earlier launcher of the run. Pages that
+            processes share count once (``proportional``).
     """
 
     def __init__(self, grace: float, peak_bytes: int = 0):
@@ -76,7 +89,9 @@ class Watched:
     def sample(self) -> None:
         """Looks at the tree now."""
         found = tree(os.getpid())
-        self.peak_bytes = max(self.peak_bytes, sum(seen.resident for seen in found))
+        # Proportional bytes take the kernel some milliseconds a process, and are never more than the resident ones.
+        if sum(seen.resident for seen in found) > self.peak_bytes:
+            self.peak_bytes = max(self.peak_bytes, sum(map(proportional, found)))
         own = (os.getpid(), self._reaper.pid)
         assert self._reaper.stdin is not None
         self._reaper.stdin.write(" ".join(f"{seen.pid}:{seen.started}" for seen in found if seen.pid not in own) + "\n")
