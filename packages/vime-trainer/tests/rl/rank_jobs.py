@@ -13,6 +13,7 @@ from test_megatron import groups_of
 from test_services import import_settings
 from tests_support import tiny_moe_folder
 
+from vime_proto.sample.v1 import sample_pb2
 from vime_trainer.policy import Policy
 from vime_trainer.rl import write_batch
 
@@ -66,8 +67,14 @@ def ppo_settings(tmp, output, **changes):
     return megatron_settings(
         tmp,
         output,
-        algorithm={"name": "ppo"},
-        critic={"head_std": 0.1, "warmup_batches": 1, "optimizer": {"learning_rate": 1e-2, "epsilon": 1e-2}},
+        algorithm={"name": "ppo", "bootstrap_truncated": True},
+        critic={
+            "head_std": 0.1,
+            "warmup_batches": 1,
+            "optimizer_steps": 1,
+            "epochs": 2,
+            "optimizer": {"learning_rate": 1e-2, "epsilon": 1e-2},
+        },
         **changes,
     )
 
@@ -86,6 +93,7 @@ def write_inputs(tmp):
     engine = Policy.from_hf(tmp / "model")
     engine.attach_replay()
     groups = groups_of(engine)
+    groups[0].rollouts[1].status = sample_pb2.ROLLOUT_STATUS_TRUNCATED
     for ordinal in range(2):
         name = f"{ordinal:06d}"
         write_batch(tmp / "answers", index_of(groups, ordinal=ordinal, batch_id=name), samples_of(groups))

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from make import answer, group, index_of, prompt, rollout, sample
 
-from vime_trainer.batch import TokenCost, plan_shares, plan_step, share_samples
+from vime_trainer.batch import BatchSettings, TokenCost, plan_shares, plan_step, share_samples
 from vime_trainer.models import Architecture
+from vime_trainer.rl._plan import critic_steps, plan_batch
 
 LENGTHS = st.lists(st.integers(1, 60), max_size=40)
 COST = TokenCost(linear=10.0, quadratic=1.0)
@@ -41,6 +43,26 @@ def test_shares_balance_cost(lengths, ranks):
 def test_a_rank_is_left_out_only_when_there_are_fewer_samples(lengths, ranks):
     shares = share_samples(lengths, range(len(lengths)), ranks)
     assert sum(1 for share in shares if share) == min(ranks, len(lengths))
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=24), st.integers(1, 3), st.integers(1, 6), st.integers(1, 2))
+def test_the_critics_steps_take_every_sample_once_from_the_rank_that_has_it(lengths, ranks, parts, multiple):
+    groups = [
+        group(
+            f"g{at}",
+            *(rollout(f"{at}.{i}", 1.0, sample(f"{at}.{i}", prompt([1]), answer([1] * n))) for i, n in enumerate(few)),
+        )
+        for at, few in enumerate(lengths[i : i + 3] for i in range(0, len(lengths), 3))
+    ]
+    index, settings = index_of(groups), BatchSettings(token_budget=70, optimizer_steps=2)
+    plan = plan_batch(index, settings, ranks, multiple)
+    steps = critic_steps(index, plan, settings, parts)
+    assert len(steps) == min(parts, len(groups))
+    for rank, owned in enumerate(plan.owned):
+        assert sorted(s for _, cut in steps for micro in cut[rank] for s in micro) == owned
+    for part, cut in steps:
+        assert len({len(micros) for micros in cut}) == 1 and len(cut[0]) % multiple == 0
+        assert all(part[index.sample_rollouts[s]] for micros in cut for micro in micros for s in micro)
 
 
 def test_attention_counts_in_the_balance():

@@ -2,12 +2,14 @@
 
 import pytest
 import torch
-from make import VOCAB, answer, floats, group, index_of, prompt, rollout, sample, samples_of
+from make import VOCAB, answer, floats, group, index_of, prompt, rollout, sample, samples_of, tool
 from stages import Stages, settings_for
 from test_loop import run, steps
 from test_train import TinyBackend, run_settings, some_groups
 from toy import Outcome, ToyBackend, run_passes
 
+from vime_proto.sample.v1 import sample_pb2
+from vime_trainer.algorithms import get_algorithm
 from vime_trainer.batch import RefusedSamplesError, read_columns
 from vime_trainer.rl import FolderSource, write_batch
 from vime_trainer.rl._step import BatchStep
@@ -122,19 +124,69 @@ def test_the_critic_learns_beside_the_policy_and_first_alone():
     backend = TinyBackend(learning_rate=0.1)
     backend.critic = TinyCritic()
     groups = some_groups()
-    settings = run_settings(algorithm={"name": "ppo"}, batch={"optimizer_steps": 2}, critic={"warmup_batches": 1})
+    critic = {"warmup_batches": 1, "optimizer_steps": 3, "epochs": 2}
+    settings = run_settings(algorithm={"name": "ppo"}, batch={"optimizer_steps": 2}, critic=critic)
     trainer = BatchTrainer(backend, settings)
     seen = []
     for ordinal in range(3):
         index = index_of(groups, ordinal=ordinal)
         seen.append(trainer.train(index, read_columns(index, samples_of(groups)), 4).figures)
-    assert [row["critic/optimizer_steps"] for row in seen] == [2, 2, 2] and backend.critic.steps == 6
+    assert [row["critic/optimizer_steps"] for row in seen] == [6, 6, 6] and backend.critic.steps == 18
     assert [row["optimizer_steps"] for row in seen] == [0, 2, 2] and len(backend.gradients) == 4
     assert "loss" not in seen[0] and "loss" in seen[1]
     # Measured in the warm-up as well.
     assert seen[0]["train_rollout_logprob_abs_diff/max"] < 1e-6
     errors = [row["critic/value_error"] for row in seen]
     assert 0 < errors[2] < errors[1] < errors[0] and seen[0]["critic/loss"] > seen[2]["critic/loss"]
+
+
+class Counter(TinyCritic):
+    """A prefix is worth its number of tokens."""
+
+    def run(self, batches, wanted, loss=None):
+        def forward(batch, mask):
+            return ValueOutputs(torch.where(mask, batch.positions + self.weight[0], torch.zeros(())))
+
+        return run_passes(forward, batches, wanted, loss)
+
+
+SEEN = []
+
+
+def watched(batch, settings):
+    SEEN.append(batch)
+    return get_algorithm("ppo").advantage(batch, settings)
+
+
+@pytest.mark.parametrize("budget", [1000, 6])
+def test_the_critic_sees_all_that_a_truncated_rollout_has(budget):
+    cut = sample_pb2.ROLLOUT_STATUS_TRUNCATED
+    groups = [
+        group(
+            "g",
+            rollout("a", 1.0, sample("a0", prompt(), answer([3, 4, 5]))),
+            # Two samples, the second with a tool's answer at its end; a third, of which nothing is trained.
+            rollout(
+                "b",
+                0.0,
+                sample("b0", prompt(), answer([3, 4])),
+                sample("b1", prompt(), answer([5]), tool([6, 7])),
+                sample("b2", prompt((1, 2, 3))),
+                status=cut,
+            ),
+            rollout("c", 0.0, sample("c0", prompt(), answer([3, 4, 5, 6])), status=cut),
+            rollout("d", 0.0, sample("d0", prompt((1,))), status=cut),
+        )
+    ]
+    for on, ends in ((True, [0, 5, 6, 0]), (False, None)):
+        algorithm = {"name": "ppo", "advantage": "test_streams:watched", "bootstrap_truncated": on}
+        backend = TinyBackend()
+        backend.critic = Counter()
+        train(groups, backend, algorithm=algorithm, batch={"token_budget": budget})
+        batch = SEEN.pop()
+        assert (None if batch.end_values is None else batch.end_values.tolist()) == ends
+        # Those before the trainable tokens are the same, wherever a sample became longer.
+        assert batch.values[batch.mask].tolist() == [2, 3, 4, 2, 3, 2, 2, 3, 4, 5]
 
 
 def test_a_batch_of_which_a_sample_is_missing_is_refused_not_exported(tmp_path):

@@ -37,7 +37,9 @@ class MegatronCritic:
             head_std=critic.head_std,
             seed=settings.seed,
         )
-        self.optimizer = Optimizer(self.model, critic.optimizer, _updates(settings, 0))
+        steps = critic.optimizer_steps * critic.epochs
+        updates = None if settings.max_steps is None else settings.max_steps * steps
+        self.optimizer = Optimizer(self.model, critic.optimizer, updates)
 
     def run(
         self, batches: Sequence[PackedBatch], wanted: Sequence[torch.Tensor], loss: ValueLoss | None = None

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from vime_trainer.algorithms import Algorithm, AlgorithmSettings, Streams, critic_objective, objective
+from vime_trainer.algorithms import Algorithm, AlgorithmSettings, RolloutBatch, Streams, critic_objective, objective
 from vime_trainer.batch import Columns, MicroBatch, build_micro_batch
 from vime_trainer.packed import PackedBatch, ReplayRows, TokenOutputs
 from vime_trainer.value import ValueOutputs
 
 from ._backend import Backend, StepOutcome
 from ._figures import LogprobDifference, TokenFigures
-from ._plan import Plan
+from ._plan import MicroPlan, Plan
 from ._recorded import RecordedRoutes
 from ._routes import Routes
 from ._share import rows_of
 from ._team import Team
+from ._values import truncated_ends
 
 
 class Passes:
@@ -54,7 +55,6 @@ class Passes:
         self._routes = routes
         self._team = team
         self._pause_point = pause_point
-        self._rows = [rows_of(columns.starts, columns.lengths, owned) for owned in plan.owned]
         self._seconds: dict[str, float] = {}
         self._tokens = 0
         self._last = time.monotonic()
@@ -80,17 +80,34 @@ class Passes:
         """As `score`, under the reference, which routes itself."""
         return self._score_by(self._backend.run_reference, "logprobs", "reference")
 
-    def score_values(self) -> np.ndarray:
-        """float32 [T of the batch]: the critic's value of the prefix before every trainable token."""
-        return self._score_by(self._backend.critic.run, "values", "values")
+    def score_values(self, batch: RolloutBatch, ends: bool) -> tuple[np.ndarray, np.ndarray | None]:
+        """float32 [T of the batch]: the critic's value of the prefix before every trainable token.
 
-    def _score_by(self, run: Callable[..., list[Any]], output: str, phase: str) -> np.ndarray:
-        micros = self._micro_batches(self._plan.whole, self._mask, {})
+        With `ends` also float32 [R], its value of all that a truncated rollout has; 0 for other rollouts.
+        """
+        run = self._backend.critic.run
+        if not ends:
+            return self._score_by(run, "values", "values"), None
+        longer = truncated_ends(self._columns, batch)
+        found = self._score_by(run, "values", "values", longer.columns, longer.mask)
+        return longer.split(found, len(batch.rewards))
+
+    def _score_by(
+        self,
+        run: Callable[..., list[Any]],
+        output: str,
+        phase: str,
+        columns: Columns | None = None,
+        mask: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Of the batch, or of `columns` that have the same samples."""
+        columns, mask = (self._columns, self._mask) if columns is None else (columns, mask)
+        micros = self._micro_batches(self._plan.whole, mask, {}, columns)
         outputs: list[Any] = []
         if micros:
             self._pause()
             outputs = run([m.batch for m in micros], [m.streams.mask for m in micros])
-        result = self._column(micros, [getattr(one, output) for one in outputs])
+        result = self._column(micros, [getattr(one, output) for one in outputs], columns)
         self.tick(phase)
         return result
 
@@ -164,15 +181,15 @@ class Passes:
 
     def accumulate_critic(
         self,
-        step: int,
+        cut: MicroPlan,
         weights: np.ndarray,
         values: Mapping[str, np.ndarray],
         algorithm: Algorithm,
         settings: AlgorithmSettings,
         figures: TokenFigures,
     ) -> float:
-        """As `accumulate`, for the critic."""
-        micros = self._micro_batches(self._plan.steps[step], weights != 0, {**values, "weights": weights})
+        """As `accumulate`, for the critic, over these micro-batches."""
+        micros = self._micro_batches(cut, weights != 0, {**values, "weights": weights})
         losses: list[torch.Tensor] = []
 
         def loss(i: int, outputs: ValueOutputs) -> torch.Tensor:
@@ -215,11 +232,12 @@ class Passes:
 
     # ---------------------------------------------------------------------------------------------------------------
 
-    def _micro_batches(self, plan: Sequence, mask: np.ndarray, values) -> list[MicroBatch]:
-        mine = plan[self._team.data_rank]
+    def _micro_batches(
+        self, plan: MicroPlan, mask: np.ndarray, values, columns: Columns | None = None
+    ) -> list[MicroBatch]:
+        mine, columns = plan[self._team.data_rank], columns or self._columns
         return [
-            build_micro_batch(self._columns, chosen, mask, values) if chosen else empty_micro_batch(values)
-            for chosen in mine
+            build_micro_batch(columns, chosen, mask, values) if chosen else empty_micro_batch(values) for chosen in mine
         ]
 
     def _forward(
@@ -251,15 +269,19 @@ class Passes:
             if self._routes is not None and isinstance(batch.routes, ReplayRows):
                 self._routes.count(micro, batch.routes, output.usage)
 
-    def _column(self, micros: list[MicroBatch], outputs: list[torch.Tensor]) -> np.ndarray:
+    def _column(
+        self, micros: list[MicroBatch], outputs: list[torch.Tensor], columns: Columns | None = None
+    ) -> np.ndarray:
         """What the last stages of all data ranks say of their tokens, as one column of the batch."""
-        column = np.zeros(len(self._columns.tokens), np.float32)
+        columns = columns or self._columns
+        column = np.zeros(len(columns.tokens), np.float32)
         for micro, values in zip(micros, outputs, strict=False):
             kept = micro.streams.mask.numpy()
             column[micro.rows[kept]] = values.float().cpu().numpy()[kept]
         if self._team.size > 1:
-            mine = self._team.column_of_last_stage(column[self._rows[self._team.data_rank]])
-            for rows, values in zip(self._rows, self._team.gather(mine), strict=True):
+            places = [rows_of(columns.starts, columns.lengths, owned) for owned in self._plan.owned]
+            mine = self._team.column_of_last_stage(column[places[self._team.data_rank]])
+            for rows, values in zip(places, self._team.gather(mine), strict=True):
                 column[rows] = values
         return column
 

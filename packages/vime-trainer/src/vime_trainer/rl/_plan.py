@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from vime_trainer.batch import BatchIndex, BatchSettings, TokenCost, plan_shares, share_samples, split_groups
+
+MicroPlan = Sequence[Sequence[Sequence[int]]]
+"""For each data rank, micro-batches as lists of samples."""
 
 
 @dataclass(frozen=True)
@@ -19,12 +23,14 @@ class Plan:
         steps: for each optimizer step and data rank, micro-batches as lists of samples. Every rank has equally many in
             a step; a list may be empty.
         whole: for each data rank, micro-batches of all its trained samples, likewise.
+        multiple: the number of micro-batches of a step is a multiple of it.
     """
 
     parts: list[np.ndarray]
     owned: list[list[int]]
     steps: list[list[list[list[int]]]]
     whole: list[list[list[int]]]
+    multiple: int = 1
 
 
 def plan_batch(
@@ -61,4 +67,29 @@ def plan_batch(
     whole = cut([sorted(share) for share in owned])
     # Nothing is learnt from the others, but they are checked like all.
     share_out(~trained)
-    return Plan(parts, [sorted(share) for share in owned], steps, whole)
+    return Plan(parts, [sorted(share) for share in owned], steps, whole, multiple)
+
+
+def critic_steps(
+    index: BatchIndex, plan: Plan, settings: BatchSettings, parts: int, cost: TokenCost | None = None
+) -> list[tuple[np.ndarray, MicroPlan]]:
+    """The critic's optimizer steps on a batch: rollouts that take part, bool [R], and the micro-batches of each data rank.
+
+    Every rank keeps the samples that it has, so of a part one rank may have more than another.
+
+    Args:
+        index, settings, cost: as of `plan_batch`.
+        plan: what it returned.
+        parts: optimizer steps.
+    """
+    if parts == len(plan.parts):
+        return list(zip(plan.parts, plan.steps, strict=True))
+    trained = {sample for share in plan.whole for micro in share for sample in micro}
+    lengths = index.lengths.tolist()
+
+    def cut(part: np.ndarray) -> MicroPlan:
+        chosen = trained & set(np.flatnonzero(part[index.sample_rollouts]).tolist())
+        shares = [[sample for sample in owned if sample in chosen] for owned in plan.owned]
+        return plan_shares(lengths, shares, settings.token_budget, settings.layout, plan.multiple, cost)
+
+    return [(part, cut(part)) for part in split_groups(index.groups, parts)]

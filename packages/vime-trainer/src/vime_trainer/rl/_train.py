@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from ._alarm import DifferenceAlarm
 from ._backend import Backend, StepOutcome
 from ._figures import LogprobDifference, TokenFigures, explained_variance
 from ._passes import Passes
-from ._plan import Plan, plan_batch
+from ._plan import MicroPlan, Plan, critic_steps, plan_batch
 from ._recorded import RecordedRoutes
 from ._routes import Routes
 from ._settings import RlSettings
@@ -97,11 +97,10 @@ class BatchTrainer:
         passes = Passes(self._backend, columns, batch.mask, plan, routes, team, self._pause_point)
         warming = algorithm.needs_critic and index.ordinal < self._settings.critic.warmup_batches
         needed = required_columns(algorithm, settings, len(plan.parts)) | ({"old"} if warming else set())
-        batch = dataclasses.replace(
-            batch,
-            logprobs=self._logprobs(columns, passes, difference, needed),
-            values=passes.score_values() if "values" in needed else None,
-        )
+        batch = dataclasses.replace(batch, logprobs=self._logprobs(columns, passes, difference, needed))
+        if "values" in needed:
+            values, ends = passes.score_values(batch, "end_values" in needed)
+            batch = dataclasses.replace(batch, values=values, end_values=ends)
         measured = "old" in needed and settings.old_policy != "engine"
         alarm = self._check(difference) if measured else None
         streams = self._streams(batch)
@@ -114,9 +113,6 @@ class BatchTrainer:
                 empty += 1
                 continue
             own = streams | self._of_step(index, columns, batch, weights, step, len(plan.parts))
-            if algorithm.needs_critic:
-                loss = passes.accumulate_critic(step, weights, own, algorithm, settings, critic_figures)
-                critic.add(loss, passes.step_critic())
             if warming:
                 continue
             first = None if measured else difference
@@ -125,6 +121,10 @@ class BatchTrainer:
                 alarm = self._check(first)
                 measured = True
             policy.add(loss, passes.step())
+        if algorithm.needs_critic:
+            for weights, cut in self._critic_parts(index, batch, plan):
+                loss = passes.accumulate_critic(cut, weights, streams, algorithm, settings, critic_figures)
+                critic.add(loss, passes.step_critic())
         of_tokens = team.from_last_stage(
             lambda: {
                 **figures.figures(team),
@@ -138,6 +138,18 @@ class BatchTrainer:
             figures_of_steps |= critic.figures("critic/")
             figures_of_steps |= explained_variance(streams["returns"], batch.values, batch.mask)
         return BatchResult({**of_tokens, **extra, **passes.figures(), **figures_of_steps}, alarm)
+
+    def _critic_parts(
+        self, index: BatchIndex, batch: RolloutBatch, plan: Plan
+    ) -> Iterator[tuple[np.ndarray, MicroPlan]]:
+        """Weights of tokens, and how it is cut, for each of the critic's optimizer steps that has something to learn."""
+        settings, critic = self._settings.algorithm, self._settings.critic
+        parts = critic_steps(index, plan, self._settings.batch, critic.optimizer_steps, self._backend.cost)
+        for _ in range(critic.epochs):
+            for part, cut in parts:
+                weights = token_weights(batch, settings.aggregation, settings.constant_length, part)
+                if weights.any():
+                    yield weights, cut
 
     def _streams(self, batch: RolloutBatch) -> dict[str, np.ndarray]:
         """What the loss sees, float32 [T] each."""

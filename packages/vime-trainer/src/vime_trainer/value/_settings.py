@@ -22,6 +22,12 @@ class CriticSettings(Section):
         ge=0,
         description="deviation of the value head's random weights, where the folder has none; 0 values all alike",
     )
+    optimizer_steps: int = Field(
+        4,
+        ge=1,
+        description="optimizer steps over a batch, each on a part of its groups; the policy has its own, in [batch]",
+    )
+    epochs: int = Field(1, ge=1, description="passes over a batch, each of `optimizer_steps`")
     warmup_batches: int = Field(0, ge=0, description="first batches of the run, in which the critic alone is trained")
     optimizer: OptimizerSettings = Field(
         OptimizerSettings(learning_rate=1e-5), description="[critic.optimizer], as [optimizer]"
