@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vime_trainer.checkpoint._boxes import Box, unravel
 from vime_trainer.checkpoint._shards import Block, Layout
+from vime_trainer.models import stored_key
 
 __all__ = ["Slot", "layouts", "settle", "slots"]
 
@@ -91,7 +92,9 @@ def _layout(key: str, tensor: Tensor, parts: list[Any]) -> Layout:
     # Megatron numbers replicas as (pipeline, tensor, data parallel with context).
     first = not any(replica[:-1]) if len(replica) == 3 else not any(replica)
     shape = tuple(parts[0].global_shape)
-    return Layout(key, shape, local, tuple(blocks), tensor, first, not any(replica), parts[0].allow_shape_mismatch)
+    return Layout(
+        stored_key(key), shape, local, tuple(blocks), tensor, first, not any(replica), parts[0].allow_shape_mismatch
+    )
 
 
 def slots(inner: Any) -> Iterator[Slot]:

@@ -26,6 +26,9 @@ class LogprobsSettings(Settings):
     output: Path | None = Field(None, description="file to write; default: standard output")
     batch_tokens: int = Field(16384, ge=1, description="most tokens in one forward pass")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of weights and activations")
+    transformer_engine: Literal["auto", "on", "off"] = Field(
+        "auto", description="its layers: auto uses them where it is installed, for bfloat16 on a GPU"
+    )
 
 
 def main(argv: Sequence[str], prog: str) -> int:
@@ -34,9 +37,8 @@ def main(argv: Sequence[str], prog: str) -> int:
     rows = list(_rows(settings.data))
     from vime_trainer.policy import Policy
 
-    lines = "".join(
-        json.dumps(line) + "\n" for line in _score(Policy.from_hf(settings.model, settings.dtype), rows, settings)
-    )
+    policy = Policy.from_hf(settings.model, settings.dtype, transformer_engine=settings.transformer_engine)
+    lines = "".join(json.dumps(line) + "\n" for line in _score(policy, rows, settings))
     if settings.output is None:
         sys.stdout.write(lines)
     else:

@@ -1,4 +1,4 @@
-"""Builds Megatron's GPTModel for an architecture: local layer spec with our core attention and experts."""
+"""Builds Megatron's GPTModel for an architecture, from its local layers or from Transformer Engine's."""
 
 from __future__ import annotations
 
@@ -11,41 +11,57 @@ from torch import Tensor
 from vime_trainer.fused import switches
 from vime_trainer.megatron import _parallel, _seams
 from vime_trainer.megatron._config import ParallelConfig
+from vime_trainer.megatron._transformer_engine import TransformerEngine, block_spec, wants_transformer_engine
 from vime_trainer.models import Architecture, check_place, padded_vocab
 
 __all__ = ["build_chunks", "build_model", "head_weight", "routers", "weights"]
 
 
-def build_chunks(arch: Architecture, dtype: torch.dtype = torch.float32, recompute: bool = False) -> list[Any]:
+def build_chunks(
+    arch: Architecture,
+    dtype: torch.dtype = torch.float32,
+    recompute: bool = False,
+    transformer_engine: TransformerEngine = "auto",
+) -> list[Any]:
     """This rank's part of the model: one PackedGPT, or one for each virtual pipeline stage. Collective.
 
     Args:
         arch: sizes.
         dtype: of the weights and activations.
         recompute: keep only each layer's input and compute the layer again in the backward pass.
+        transformer_engine: whether its layers are taken, see `wants_transformer_engine`.
 
     Raises:
-        ValueError: a layout that does not fit the model; names the field.
+        ValueError: a layout that does not fit the model, or Transformer Engine asked for where it cannot be used; names
+            the field.
     """
+    te = wants_transformer_engine(transformer_engine, dtype, torch.cuda.is_available())
     here = _parallel.parallel()
     here.config.split_layers(arch.layers)
     check_place(arch, here.place)
     if arch.moe_layers and here.tensor_size > 1 and not here.config.sequence:
         raise ValueError("parallel.sequence: Megatron's MoE layers need it when parallel.tensor is more than 1")
     count = here.config.virtual
-    return [_build_chunk(arch, dtype, recompute, stage if count > 1 else None) for stage in range(count)]
+    return [build_chunk(arch, dtype, recompute, te, stage if count > 1 else None) for stage in range(count)]
 
 
-def build_model(arch: Architecture, dtype: torch.dtype = torch.float32, recompute: bool = False) -> Any:
+def build_model(
+    arch: Architecture,
+    dtype: torch.dtype = torch.float32,
+    recompute: bool = False,
+    transformer_engine: TransformerEngine = "auto",
+) -> Any:
     """The one chunk of a model without virtual stages; see `build_chunks`."""
-    (model,) = build_chunks(arch, dtype, recompute)
+    (model,) = build_chunks(arch, dtype, recompute, transformer_engine)
     return model
 
 
-def _build_chunk(arch: Architecture, dtype: torch.dtype, recompute: bool, stage: int | None) -> Any:
+def build_chunk(arch: Architecture, dtype: torch.dtype, recompute: bool, te: bool, stage: int | None = None) -> Any:
     """A PackedGPT with uninitialised weights on this process's device.
 
     Args:
+        arch, dtype, recompute: as in `build_chunks`.
+        te: build it from Transformer Engine's layers. On the CPU they hold weights, but do not compute.
         stage: number of the virtual pipeline stage; None without them.
     """
     here = _parallel.parallel()
@@ -53,19 +69,15 @@ def _build_chunk(arch: Architecture, dtype: torch.dtype, recompute: bool, stage:
     last = here.is_last_stage and (stage is None or stage == here.config.virtual - 1)
     with warnings.catch_warnings(), _seams.cuda_names():
         warnings.simplefilter("ignore")  # about Apex, Transformer Engine and fused kernels that are not used here
-        from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
-
         from vime_trainer.megatron._cut import mark_cut_weights
         from vime_trainer.megatron._dispatch import use_gathers
         from vime_trainer.megatron._model import PackedGPT
         from vime_trainer.megatron._moe import sum_in_float32
 
-        config = _transformer_config(arch, dtype, recompute)
-        spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=stage)
-        _plug_in(spec)
+        config = _transformer_config(arch, dtype, recompute, te)
         model = PackedGPT(
             config=config,
-            transformer_layer_spec=spec,
+            transformer_layer_spec=block_spec(config, stage, te),
             vocab_size=padded_vocab(arch.vocab, here.tensor_size),
             max_sequence_length=arch.max_positions,
             pre_process=first,
@@ -107,7 +119,7 @@ def weights(model: Any) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **biases}
 
 
-def _transformer_config(arch: Architecture, dtype: torch.dtype, recompute: bool) -> Any:
+def _transformer_config(arch: Architecture, dtype: torch.dtype, recompute: bool, te: bool) -> Any:
     from megatron.core.transformer import TransformerConfig
 
     here, gpu = _parallel.parallel(), torch.cuda.is_available()
@@ -130,7 +142,7 @@ def _transformer_config(arch: Architecture, dtype: torch.dtype, recompute: bool)
             "moe_router_load_balancing_type": "none",
             "moe_aux_loss_coeff": 0.0,
             "moe_token_dispatcher_type": "alltoall" if gpu and here.expert_size > 1 else "allgather",
-            "moe_grouped_gemm": False,
+            "moe_grouped_gemm": te,
         }
     if recompute:
         moe |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -188,25 +200,3 @@ def _stages(layers: int, sizes: ParallelConfig) -> list[list[str]] | None:
         return None
     chunks = [["decoder"] * count for count in split]
     return [["embedding", *chunks[0]], *chunks[1:-1], [*chunks[-1], "loss"]]
-
-
-def _plug_in(block: Any) -> None:
-    """Puts our attention, experts and norms into the block's spec, in place."""
-    from megatron.core.transformer.identity_op import IdentityOp
-
-    from vime_trainer.megatron._attention import PackedAttention
-    from vime_trainer.megatron._experts import StackedExperts
-    from vime_trainer.megatron._moe import Float32GateRouter
-    from vime_trainer.megatron._norm import RMSNorm
-
-    block.layer_norm = RMSNorm
-    for spec in block.layer_specs:
-        parts = spec.submodules
-        parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
-        for name in ("q_layernorm", "k_layernorm"):
-            if getattr(parts.self_attention.submodules, name) is not IdentityOp:
-                setattr(parts.self_attention.submodules, name, RMSNorm)
-        spec.submodules.self_attention.submodules.core_attention = PackedAttention
-        mlp = spec.submodules.mlp.submodules
-        if hasattr(mlp, "experts"):
-            mlp.experts, mlp.router = StackedExperts, Float32GateRouter

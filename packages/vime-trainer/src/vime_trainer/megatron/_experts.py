@@ -40,12 +40,6 @@ class StackedExperts(MegatronModule):
         width, hidden = config.moe_ffn_hidden_size // config.expert_tensor_parallel_size, config.hidden_size
         self.fc1 = torch.nn.Parameter(torch.empty(self.count, 2 * width, hidden, **place))
         self.fc2 = torch.nn.Parameter(torch.empty(self.count, hidden, width, **place))
-        spread = config.expert_model_parallel_size > 1
-        for weight in (self.fc1, self.fc2):
-            # Megatron's data parallelism reduces such weights over another group: ranks that hold the same experts.
-            weight.allreduce = not spread and config.expert_tensor_parallel_size == config.tensor_model_parallel_size
-            # No other rank of the group in which gradient norms are added up holds the same part.
-            weight.tensor_model_parallel = True
 
     def forward(self, tokens: Tensor, tokens_per_expert: Tensor, probs: Tensor) -> tuple[Tensor, None]:
         """Runs each expert on its share.

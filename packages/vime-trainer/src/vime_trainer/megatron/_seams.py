@@ -1,6 +1,7 @@
 """Where megatron-core 0.16.1 assumes a GPU or Transformer Engine, and what stands in for them. The only such place.
 
-On a host with a GPU only the undefined name is fixed, and the router's count of tokens is not compiled.
+On a host with a GPU the optimizer and the router's scores are torch's whether Transformer Engine is installed or not, and
+the router's count of tokens is not compiled.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from torch.overrides import TorchFunctionMode
 __all__ = ["cuda_names", "device", "install"]
 
 with warnings.catch_warnings():
-    # Megatron says on import that Apex and Transformer Engine are missing; this trainer does not use them.
+    # Megatron says on import that Apex and Transformer Engine are missing, or that the latter moved some names.
     warnings.simplefilter("ignore")
-    import megatron.core.optimizer  # noqa: F401
+    import megatron.core.optimizer
+    from megatron.core import utils
+    from megatron.core.optimizer import clip_grads, optimizer
     from megatron.core.transformer.moe import moe_utils
     from megatron.core.transformer.moe.router import TopKRouter
 
@@ -53,8 +56,11 @@ def install() -> None:
     """Puts the stand-ins in place; calling it again changes nothing."""
     # Megatron calls collectives by names that torch is about to drop; every rank would say so.
     warnings.filterwarnings("ignore", ".*torch.distributed.*is deprecated", FutureWarning)
-    if not hasattr(moe_utils, "te_general_gemm"):
-        moe_utils.te_general_gemm = None  # undefined without Transformer Engine, yet read by the router
+    # Undefined without Transformer Engine, yet read by the router. Its product of float32 scores would be in TF32.
+    moe_utils.te_general_gemm = None
+    # Transformer Engine's Adam counts steps elsewhere; checkpoints and updates are the same with and without it.
+    megatron.core.optimizer.Adam = torch.optim.AdamW
+    megatron.core.optimizer.USING_PYTORCH_OPTIMIZER = True
     # The router counts tokens for a bias that is not moved here; compiling that costs more than it saves.
     plain = getattr(TopKRouter._apply_expert_bias, "_torchdynamo_orig_callable", None)
     if plain is not None:
@@ -70,6 +76,11 @@ def install() -> None:
     def synchronize(device: Any = None) -> None:
         """Pipeline send and receive call it."""
 
+    # Transformer Engine's sums over lists of tensors need a GPU.
+    for module in (clip_grads, optimizer):
+        module.multi_tensor_applier = utils.local_multi_tensor_applier
+        module.multi_tensor_scale_impl = utils.local_multi_tensor_scale
+    clip_grads.l2_norm_impl = utils.local_multi_tensor_l2_norm
     torch.cuda.current_device = current_device  # type: ignore[assignment]
     torch.cuda.synchronize = synchronize
     # Activation recompute saves and restores the CUDA generator; the CPU's, which it saves too, is the only one here.

@@ -20,6 +20,7 @@ from vime_trainer.models._sharding import (
     shard,
     unshard,
 )
+from vime_trainer.models._te_names import PerExpert, stored_key, table_name, table_weights
 from vime_trainer.models._weights import Entry, HfTensor, Weight, expand
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Family",
     "HfConfig",
     "HfTensor",
+    "PerExpert",
     "Place",
     "TensorSpec",
     "Weight",
@@ -50,6 +52,9 @@ __all__ = [
     "read_config",
     "shard",
     "specs",
+    "stored_key",
+    "table_name",
+    "table_weights",
     "tensor_specs",
     "unshard",
     "write_folder",

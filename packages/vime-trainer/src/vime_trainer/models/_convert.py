@@ -11,6 +11,7 @@ from vime_proto.errors import nearest
 from vime_trainer.models._architecture import Architecture
 from vime_trainer.models._safetensors import TensorSpec
 from vime_trainer.models._sharding import Box, Place, boxes, merge
+from vime_trainer.models._te_names import PerExpert
 from vime_trainer.models._weights import Entry
 
 __all__ = ["check_names", "export", "fill", "ignored", "specs", "tensor_specs"]
@@ -42,7 +43,7 @@ def export(entries: Iterable[Entry], params: Mapping[str, Tensor], arch: Archite
 
 def fill(
     entries: Iterable[Entry],
-    params: Mapping[str, Tensor],
+    params: Mapping[str, Tensor | PerExpert],
     arch: Architecture,
     read: Callable[[str, Box], Tensor],
     place: Place = Place(),
@@ -51,7 +52,7 @@ def fill(
 
     Args:
         entries: those of this rank's layers.
-        params: by Megatron's names with global layer numbers.
+        params: by the names of the table.
         read: gives a box of the Hugging Face tensor of a name.
         place: of this rank.
     """

@@ -35,6 +35,7 @@ class Policy(Transformer):
         recompute: bool = False,
         replay: bool = False,
         parallel: megatron.ParallelConfig | None = None,
+        transformer_engine: megatron.TransformerEngine = "auto",
     ) -> Policy:
         """Reads a Hugging Face folder: config.json and safetensors files. Collective.
 
@@ -45,14 +46,16 @@ class Policy(Transformer):
             recompute: keep only each layer's input for the backward pass.
             replay: make the routers replay routes that a batch brings.
             parallel: how it is spread over ranks; default as `megatron.parallel` says.
+            transformer_engine: whether its layers are used: "auto" where it is installed, for bfloat16 on a GPU; "on" or
+                "off".
 
         Raises:
             FileNotFoundError: no config.json or no safetensors file.
-            ValueError: an unsupported model, a layout that does not fit it, or tensors that are missing, extra or of
-                another shape; names the first.
+            ValueError: an unsupported model, a layout that does not fit it, tensors that are missing, extra or of another
+                shape, or Transformer Engine asked for where it cannot be used; names the first.
         """
         folder = Path(folder)
-        policy = cls(models.read_config(folder), dtype, layout, recompute, folder, parallel)
+        policy = cls(models.read_config(folder), dtype, layout, recompute, folder, parallel, transformer_engine)
         policy.load_hf(folder)
         if replay:
             policy.attach_replay()
@@ -66,6 +69,7 @@ class Policy(Transformer):
         seed: int = 0,
         layout: Layout = "packed",
         parallel: megatron.ParallelConfig | None = None,
+        transformer_engine: megatron.TransformerEngine = "auto",
     ) -> Policy:
         """A model with random weights: normal with the config's initializer_range, norms 1.
 
@@ -73,7 +77,7 @@ class Policy(Transformer):
             path: config.json or the folder that holds it.
             seed: weights depend on it and on their names alone.
         """
-        policy = cls(models.read_config(path), dtype, layout, recompute=False, parallel=parallel)
+        policy = cls(models.read_config(path), dtype, layout, False, None, parallel, transformer_engine)
         policy.randomize(seed)
         return policy
 

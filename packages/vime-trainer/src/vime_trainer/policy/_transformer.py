@@ -53,6 +53,7 @@ class Transformer:
         recompute: bool,
         folder: Path | None = None,
         parallel: megatron.ParallelConfig | None = None,
+        transformer_engine: megatron.TransformerEngine = "auto",
     ) -> None:
         if dtype not in DTYPES:
             raise ValueError(f"dtype: {nearest(dtype, DTYPES)}")
@@ -65,7 +66,7 @@ class Transformer:
         self.dtype = DTYPES[dtype]
         self.layout = layout
         self.parallel = megatron.initialize(parallel)
-        self.chunks = self._build(recompute)
+        self.chunks = self._build(recompute, transformer_engine)
         self.layers = tuple(sorted(layer.layer_number - 1 for chunk in self.chunks for layer in chunk.decoder.layers))
         self.device = megatron.device()
         self.replays: list[Any] = []
@@ -88,12 +89,16 @@ class Transformer:
         return self.replays[0] if self.replays else None
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Megatron's parameters of this rank by name with global layer numbers, tied ones once a rank."""
+        """Megatron's parameters of this rank by its name with global layer numbers, tied ones once a rank."""
         return self._by_name(lambda chunk: dict(chunk.named_parameters()))
 
-    def weights(self) -> dict[str, Tensor]:
-        """All that belongs in a folder or an update, named alike: parameters, and what training leaves as it is."""
-        return self._by_name(megatron.weights)
+    def weights(self) -> dict[str, Tensor | models.PerExpert]:
+        """All that belongs in a folder or an update, by the names of the weight table, with global layer numbers.
+
+        These are the parameters, and what training leaves as it is. A model of Transformer Engine's layers has the same
+        names as any other; its experts' weights are views of several parameters each.
+        """
+        return models.table_weights(self._by_name(megatron.weights))
 
     def load_hf(self, folder: str | Path) -> None:
         """Replaces all weights by those of another folder of the same architecture; each rank reads only its part.
@@ -200,8 +205,8 @@ class Transformer:
     def _architecture(self, config: models.HfConfig) -> models.Architecture:
         return self.family.architecture(config)
 
-    def _build(self, recompute: bool) -> list[Any]:
-        return megatron.build_chunks(self.arch, self.dtype, recompute)
+    def _build(self, recompute: bool, transformer_engine: megatron.TransformerEngine) -> list[Any]:
+        return megatron.build_chunks(self.arch, self.dtype, recompute, transformer_engine)
 
     def _weight_table(self) -> list[models.Entry]:
         return models.expand(self.family.weights, self.arch)
@@ -309,7 +314,7 @@ class Transformer:
             (embedding,) = [entry for entry in self._table if entry.megatron == "embedding.word_embeddings.weight"]
             models.fill([dataclasses.replace(embedding, megatron=TIED_HEAD)], found, self.arch, read, place)
 
-    def _receive(self, entry: models.Entry, rank: int, found: dict[str, Tensor]) -> Tensor:
+    def _receive(self, entry: models.Entry, rank: int, found: dict[str, Tensor | models.PerExpert]) -> Tensor:
         if rank == self.parallel.rank:
             return found[entry.megatron].detach()
         shape = models.local_shape(entry, self.arch, self.parallel.place)

@@ -34,6 +34,7 @@ class MegatronCritic:
             layout=settings.batch.layout,
             recompute=settings.recompute,
             parallel=settings.parallel,
+            transformer_engine=settings.transformer_engine,
             head_std=critic.head_std,
             seed=settings.seed,
         )
@@ -89,6 +90,7 @@ class MegatronBackend:
             recompute=settings.recompute,
             replay=replay,
             parallel=settings.parallel,
+            transformer_engine=settings.transformer_engine,
         )
 
     def run(

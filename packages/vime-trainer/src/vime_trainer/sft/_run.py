@@ -44,7 +44,12 @@ def run_sft(settings: SftSettings, traced: threading.Event | None = None) -> Pat
     """
     checkpoints = settings.output / "checkpoints"
     policy = Policy.from_hf(
-        settings.model, settings.dtype, settings.layout, settings.recompute, parallel=settings.parallel
+        settings.model,
+        settings.dtype,
+        settings.layout,
+        settings.recompute,
+        parallel=settings.parallel,
+        transformer_engine=settings.transformer_engine,
     )
     here = policy.parallel
     tokenizer = _tokenizer(settings.tokenizer or settings.model)

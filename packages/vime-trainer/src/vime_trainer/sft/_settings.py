@@ -50,6 +50,9 @@ class SftSettings(Settings):
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="weights and activations")
     layout: Literal["packed", "padded"] = Field("packed", description="how a forward pass lays sequences out")
     recompute: bool = Field(False, description="recompute activations in the backward pass instead of keeping them")
+    transformer_engine: Literal["auto", "on", "off"] = Field(
+        "auto", description="its layers: auto uses them where it is installed, for bfloat16 on a GPU"
+    )
     ranks: int | None = Field(
         None, ge=1, description="trainer processes to start on this host; absent takes WORLD_SIZE"
     )

@@ -46,12 +46,13 @@ class ValueModel(Transformer):
         parallel: megatron.ParallelConfig | None = None,
         head_std: float = 0.0,
         seed: int = 0,
+        transformer_engine: megatron.TransformerEngine = "auto",
     ) -> ValueModel:
         """Reads a Hugging Face folder of a language model, or one that `save_hf` wrote. Collective.
 
         Args:
             folder: the folder; a language model's head over the vocabulary is left out.
-            dtype, layout, recompute, parallel: as in `Policy.from_hf`.
+            dtype, layout, recompute, parallel, transformer_engine: as in `Policy.from_hf`.
             head_std: deviation of the head's random weights where the folder has none; 0 makes them 0.
             seed: of those.
 
@@ -59,7 +60,7 @@ class ValueModel(Transformer):
             FileNotFoundError, ValueError: as `Policy.from_hf`.
         """
         folder = Path(folder)
-        model = cls(models.read_config(folder), dtype, layout, recompute, folder, parallel)
+        model = cls(models.read_config(folder), dtype, layout, recompute, folder, parallel, transformer_engine)
         model._head_start = (head_std, seed)
         model.load_hf(folder)
         return model
@@ -124,8 +125,8 @@ class ValueModel(Transformer):
         ]
         return untied(self.family.architecture(config))
 
-    def _build(self, recompute: bool) -> list[Any]:
-        chunks = megatron.build_chunks(self.arch, self.dtype, recompute)
+    def _build(self, recompute: bool, transformer_engine: megatron.TransformerEngine) -> list[Any]:
+        chunks = megatron.build_chunks(self.arch, self.dtype, recompute, transformer_engine)
         attach_head(chunks, self.arch, self.dtype)
         return chunks
 
