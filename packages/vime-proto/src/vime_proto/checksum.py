@@ -18,11 +18,7 @@ def checksum(data: Bytes, algorithm: int = pb.CHECKSUM_ALGORITHM_XXH3_64) -> pb.
     Raises:
         ContractError: an algorithm that this implementation does not compute.
     """
-    if algorithm == pb.CHECKSUM_ALGORITHM_XXH3_64:
-        return pb.Checksum(algorithm=algorithm, value=xxhash.xxh3_64_digest(data))
-    if algorithm == pb.CHECKSUM_ALGORITHM_SHA256:
-        return pb.Checksum(algorithm=algorithm, value=hashlib.sha256(data).digest())
-    raise ContractError("checksum.algorithm", f"not computed here: {algorithm}; valid: XXH3_64, SHA256")
+    return pb.Checksum(algorithm=algorithm, value=digest(data, algorithm))
 
 
 def verify(data: Bytes, expected: pb.Checksum, what: str) -> None:
@@ -31,6 +27,19 @@ def verify(data: Bytes, expected: pb.Checksum, what: str) -> None:
     Raises:
         ContractError: they differ; names ``what``.
     """
-    actual = checksum(data, expected.algorithm)
-    if actual.value != expected.value:
-        raise ContractError("checksum", f"{what}: expected {expected.value.hex()}, got {actual.value.hex()}")
+    actual, value = digest(data, expected.algorithm), expected.value
+    if actual != value:
+        raise ContractError("checksum", f"{what}: expected {value.hex()}, got {actual.hex()}")
+
+
+def digest(data: Bytes, algorithm: int = pb.CHECKSUM_ALGORITHM_XXH3_64) -> bytes:
+    """The value of a checksum alone.
+
+    Raises:
+        ContractError: as ``checksum``.
+    """
+    if algorithm == pb.CHECKSUM_ALGORITHM_XXH3_64:
+        return xxhash.xxh3_64_digest(data)
+    if algorithm == pb.CHECKSUM_ALGORITHM_SHA256:
+        return hashlib.sha256(data).digest()
+    raise ContractError("checksum.algorithm", f"not computed here: {algorithm}; valid: XXH3_64, SHA256")

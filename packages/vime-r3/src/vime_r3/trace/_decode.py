@@ -6,12 +6,14 @@ import dataclasses
 
 import numpy as np
 
+from vime_proto.checksum import verify
 from vime_proto.errors import ContractError
 from vime_proto.routing.v1 import routing_pb2 as pb
-from vime_r3.trace import _payload, _ranges
+from vime_r3.trace import _payload
 from vime_r3.trace._header import Shape, check_header
 from vime_r3.trace._ids import check_ids
 from vime_r3.trace._payload import Payload
+from vime_r3.trace._ranges import Range
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,28 +72,31 @@ def decode(
     if check:
         for start, stop in shape.filled:
             check_ids(ids[start:stop], shape.experts, shape.layer_ids, start)
-    valid = ~_ranges.to_mask(shape.holes, shape.rows)
-    inexact = _ranges.to_mask([(r.start, r.stop) for r in trace.header.inexact], shape.rows)
-    return Routes(ids, valid, valid & ~inexact, shape.layer_ids, shape.experts)
+    valid = _all_but(shape.holes, np.ones(shape.rows, dtype=np.bool_))
+    exact = _all_but([(r.start, r.stop) for r in trace.header.inexact], valid.copy())
+    return Routes(ids, valid, exact, shape.layer_ids, shape.experts)
+
+
+def _all_but(ranges: list[Range], mask: np.ndarray) -> np.ndarray:
+    """The mask with some ranges made false."""
+    for start, stop in ranges:
+        mask[start:stop] = False
+    return mask
 
 
 def _view(header: pb.RoutingTraceHeader, shape: Shape, read) -> np.ndarray | None:
     """All rows without a copy; None when they do not lie in the payload one after the other."""
-    row, offset = 0, 0
-    for chunk in header.chunks:
-        whole = chunk.layers.stop - chunk.layers.start == shape.layers
-        if (
-            chunk.compression != pb.COMPRESSION_NONE
-            or not whole
-            or (chunk.rows.start, chunk.stored.offset) != (row, offset)
-        ):
-            return None
-        row, offset = chunk.rows.stop, offset + chunk.stored.length
-    if row != shape.rows:
+    if not shape.in_order:
         return None
-    data = read(0, offset)
+    size = shape.rows * shape.layers * shape.row_bytes
+    data = read(0, size)
+    if len(data) != size:
+        raise ContractError("payload", f"{len(data)} of {size} bytes could be read")
+    at = 0
     for index, chunk in enumerate(header.chunks):
-        _payload.stored_bytes(lambda at, size: data[at : at + size], chunk, index)
+        end = at + chunk.raw_length
+        verify(data[at:end], chunk.checksum, f"chunks[{index}]")
+        at = end
     return np.frombuffer(data, dtype=shape.dtype).reshape(shape.rows, shape.layers, shape.top_k)
 
 

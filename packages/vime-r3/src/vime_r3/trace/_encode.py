@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -51,13 +51,27 @@ def encode(
         ContractError: wrong shape or type, an id that is out of range or twice in a row, layers that hold only zeros,
             rows without a version.
     """
-    header, parts = chunked(
-        ids, layer_ids, experts, version, valid, inexact, chunk_rows, chunk_layers, compression, level, check
+    trace = pb.RoutingTrace()
+    parts = chunked(
+        trace.header,
+        ids,
+        layer_ids,
+        experts,
+        version,
+        valid,
+        inexact,
+        chunk_rows,
+        chunk_layers,
+        compression,
+        level,
+        check,
     )
-    return pb.RoutingTrace(header=header, inline=b"".join(parts))
+    trace.inline = b"".join(parts)
+    return trace
 
 
 def chunked(
+    header: pb.RoutingTraceHeader,
     ids: np.ndarray,
     layer_ids: Sequence[int],
     experts: int,
@@ -69,8 +83,8 @@ def chunked(
     compression: int = pb.COMPRESSION_NONE,
     level: int = 3,
     check: bool = True,
-) -> tuple[pb.RoutingTraceHeader, list[bytes | memoryview]]:
-    """The header of a trace and its payload in parts, which are views of ``ids`` where its type and layout allow that."""
+) -> list[bytes | memoryview]:
+    """Fills in a trace's header and answers its payload in parts, views of ``ids`` where its type and layout allow that."""
     ids = np.asarray(ids)
     if ids.ndim != 3 or ids.dtype.kind not in "iu":
         raise ContractError("ids", f"must be integers [rows, layers, top_k], got {ids.dtype} {list(ids.shape)}")
@@ -85,36 +99,56 @@ def chunked(
     if check:
         for start, stop in _ranges.complement(holes, rows):
             check_ids(ids[start:stop], experts, numbers, start)
-    header = pb.RoutingTraceHeader(experts=experts, top_k=top_k, layer_ids=numbers, rows=rows, dtype=enum)
-    header.holes.extend(_ranges.to_messages(holes))
-    header.inexact.extend(_ranges.to_messages(_ranges.merge(inexact)))
-    header.spans.extend(_spans(version, holes, rows))
-    # One conversion for all chunks; no copy when the engine's array has the right type already.
-    narrow = np.ascontiguousarray(ids, dtype=dtype)
+    header.experts, header.top_k, header.rows, header.dtype = experts, top_k, rows, enum
+    header.layer_ids.extend(numbers)
     if holes:
-        narrow = narrow.copy() if narrow is ids or np.shares_memory(narrow, ids) else narrow
-        for start, stop in holes:
-            narrow[start:stop] = 0
-    width = chunk_layers or layers
+        header.holes.extend(_ranges.to_messages(holes))
+    if inexact:
+        header.inexact.extend(_ranges.to_messages(_ranges.merge(inexact)))
+    for start, stop, weights in _spans(version, holes, rows):
+        span = header.spans.add()
+        covered = span.rows
+        covered.start, covered.stop = start, stop
+        span.version.CopyFrom(weights)
+    blank = ~np.asarray(valid) if holes else None
+    width = layers if chunk_layers is None else min(chunk_layers, layers)
+    as_they_are = _bytes(ids) if ids.dtype == dtype and ids.flags.c_contiguous and width == layers else None
+    row_bytes = layers * top_k * dtype.itemsize
+    pack = _payload.packer(compression, level)
     parts: list[bytes | memoryview] = []
     offset = 0
-    for row in range(0, rows, chunk_rows):
-        for layer in range(0, layers, width):
-            block = np.ascontiguousarray(narrow[row : row + chunk_rows, layer : layer + width])
-            raw = memoryview(block).cast("B") if block.size else b""
-            stored = _payload.store(raw, compression, level)
-            chunk = header.chunks.add(
-                rows=common.IndexRange(start=row, stop=row + block.shape[0]),
-                layers=common.IndexRange(start=layer, stop=layer + block.shape[1]),
-                stored=common.ByteRange(offset=offset, length=len(stored)),
-                raw_length=block.nbytes,
-                compression=compression,
-            )
-            _payload.describe(chunk, stored)
-            parts.append(stored)
-            offset += len(stored)
+    for start, stop, left, right in _grid(rows, layers, chunk_rows, width):
+        gaps = blank is not None and blank[start:stop].any()
+        if as_they_are is not None and not gaps:
+            raw = as_they_are[start * row_bytes : stop * row_bytes]
+        else:
+            block = np.array(ids[start:stop, left:right], dtype=dtype, order="C")
+            if gaps:
+                block[blank[start:stop]] = 0
+            raw = _bytes(block)
+        # Field by field: messages made for the purpose and copied cost more than the checksum of a chunk.
+        chunk = header.chunks.add(raw_length=len(raw), compression=compression)
+        covered, across = chunk.rows, chunk.layers
+        covered.start, covered.stop = start, stop
+        across.start, across.stop = left, right
+        stored = pack(raw)
+        _payload.place(chunk, offset, stored)
+        parts.append(stored)
+        offset += len(stored)
     header.payload_length = offset
-    return header, parts
+    return parts
+
+
+def _grid(rows: int, layers: int, height: int, width: int) -> Iterator[tuple[int, int, int, int]]:
+    """First row, end row, first layer, end layer of each chunk, in the order of the payload."""
+    for row in range(0, rows, height):
+        for layer in range(0, layers, width):
+            yield row, min(row + height, rows), layer, min(layer + width, layers)
+
+
+def _bytes(block: np.ndarray) -> memoryview:
+    """The bytes of a contiguous array, not copied."""
+    return memoryview(block.reshape(-1).view(np.uint8))
 
 
 def _holes(valid: np.ndarray | None, rows: int) -> list[Range]:
@@ -126,20 +160,23 @@ def _holes(valid: np.ndarray | None, rows: int) -> list[Range]:
     return _ranges.of_mask(~valid)
 
 
-def _spans(version: Spans, holes: list[Range], rows: int) -> list[pb.VersionSpan]:
-    given = [(0, rows, version)] if isinstance(version, common.PolicyVersion) else list(version)
+def _spans(version: Spans, holes: list[Range], rows: int) -> list[tuple[int, int, common.PolicyVersion]]:
+    filled = _ranges.complement(holes, rows)
+    if isinstance(version, common.PolicyVersion):
+        check_version(version, "version[0]")
+        return [(start, stop, version) for start, stop in filled]
+    given = list(version)
     for index, (start, stop, weights) in enumerate(given):
         check_version(weights, f"version[{index}]")
         if not 0 <= start <= stop <= rows:
             raise ContractError(f"version[{index}]", f"[{start}, {stop}) is no range within [0, {rows})")
-    filled = _ranges.complement(holes, rows)
     spans = [
-        pb.VersionSpan(rows=common.IndexRange(start=max(start, low), stop=min(stop, high)), version=weights)
+        (max(start, low), min(stop, high), weights)
         for start, stop, weights in given
         for low, high in filled
         if max(start, low) < min(stop, high)
     ]
-    ranges = [(span.rows.start, span.rows.stop) for span in spans]
+    ranges = [(start, stop) for start, stop, _ in spans]
     if any(before[1] > after[0] for before, after in zip(ranges, ranges[1:], strict=False)):
         raise ContractError("version", "spans must be ascending and disjoint")
     if _ranges.merge(ranges) != filled:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
+import operator
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,17 +15,20 @@ from vime_proto.version import check_version
 from vime_r3.trace import _ranges
 from vime_r3.trace._ranges import Range
 
+_NARROW = np.dtype("<u1"), common.DTYPE_UINT8
+_WIDE = np.dtype("<u2"), common.DTYPE_UINT16
+
 
 def id_dtype(experts: int) -> tuple[np.dtype, int]:
     """The numpy type and the ``Dtype`` of an id: uint8 up to 256 experts, uint16 above."""
     if not 1 <= experts <= 65_536:
         raise ContractError("experts", f"must be in [1, 65536], got {experts}")
-    return (np.dtype("<u1"), common.DTYPE_UINT8) if experts <= 256 else (np.dtype("<u2"), common.DTYPE_UINT16)
+    return _NARROW if experts <= 256 else _WIDE
 
 
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """A header's numbers, checked."""
+class Shape(NamedTuple):
+    """A header's numbers, checked. ``in_order`` means that the payload's first bytes are the ids as they are: chunks of whole
+    rows, uncompressed, one after the other."""
 
     rows: int
     layer_ids: tuple[int, ...]
@@ -32,6 +36,7 @@ class Shape:
     experts: int
     dtype: np.dtype
     holes: list[Range]
+    in_order: bool
 
     @property
     def row_bytes(self) -> int:
@@ -50,8 +55,15 @@ class Shape:
 
 def check_shape(experts: int, top_k: int, layer_ids: Sequence[int]) -> tuple[int, ...]:
     """Checks the numbers of a model's MoE layers and answers the layer ids as a tuple."""
-    layers = tuple(int(layer) for layer in layer_ids)
-    if not layers or layers[0] < 0 or any(low >= high for low, high in zip(layers, layers[1:], strict=False)):
+    given = tuple(layer_ids)
+    first = int(given[0]) if given else -1
+    # Nearly every model has consecutive MoE layers, which are seen at a glance.
+    layers = tuple(range(first, first + len(given)))
+    ascending = layers == given
+    if not ascending:
+        layers = tuple(map(int, given))
+        ascending = all(map(operator.lt, layers, layers[1:]))
+    if first < 0 or not ascending:
         raise ContractError("layer_ids", f"must be ascending global layer numbers, at least one, got {list(layers)}")
     if not 1 <= top_k <= experts:
         raise ContractError("top_k", f"must be in [1, {experts}] (experts), got {top_k}")
@@ -80,72 +92,90 @@ def _check(header: pb.RoutingTraceHeader) -> Shape:
     if header.dtype != enum:
         wanted, got = common.Dtype.Name(enum), common.Dtype.Name(header.dtype)
         raise ContractError("dtype", f"must be {wanted} for {header.experts} experts, got {got}")
-    layers = check_shape(header.experts, header.top_k, header.layer_ids)
+    layers = check_shape(header.experts, header.top_k, header.layer_ids[:])
     for name in ("rows", "payload_length"):
         if not header.HasField(name):
             raise ContractError(name, "must be set; 0 is a value")
     rows = header.rows
-    shape = Shape(rows, layers, header.top_k, header.experts, dtype, _ranges.ascending(header.holes, "holes", rows))
+    holes = _ranges.ascending(header.holes, "holes", rows)
     _ranges.ascending(header.inexact, "inexact", rows)
-    spans = _ranges.ascending([span.rows for span in header.spans], "spans", rows)
+    spans = _ranges.ascending((span.rows for span in header.spans), "spans", rows)
     for index, span in enumerate(header.spans):
         check_version(span.version, f"spans[{index}].version")
-    missing = _overlap(_ranges.complement(_ranges.merge(spans), rows), shape.filled)
-    if missing:
-        raise ContractError("spans", f"rows [{missing[0]}, {missing[1]}) have routes but no policy version")
-    _check_chunks(header, shape)
-    return shape
+    if spans != [(0, rows)]:
+        missing = _overlap(_ranges.complement(_ranges.merge(spans), rows), _ranges.complement(holes, rows))
+        if missing:
+            raise ContractError("spans", f"rows [{missing[0]}, {missing[1]}) have routes but no policy version")
+    in_order = _check_chunks(header, layers, header.top_k * dtype.itemsize, holes)
+    return Shape(rows, layers, header.top_k, header.experts, dtype, holes, in_order)
 
 
-def _check_chunks(header: pb.RoutingTraceHeader, shape: Shape) -> None:
+def _check_chunks(
+    header: pb.RoutingTraceHeader, layer_ids: tuple[int, ...], row_bytes: int, holes: list[Range]
+) -> bool:
+    """Whether the payload's first bytes are the ids as they are."""
+    rows, layers, payload = header.rows, len(layer_ids), header.payload_length
     blocks: list[tuple[Range, Range]] = []
+    # The first row that no chunk in order has covered so far; None once a chunk has broken the order.
+    row: int | None = 0
+    end, as_they_are = 0, True
     for index, chunk in enumerate(header.chunks):
-        where = f"chunks[{index}]"
-        rows = _ranges.of_message(chunk.rows, f"{where}.rows", shape.rows)
-        layers = _ranges.of_message(chunk.layers, f"{where}.layers", shape.layers)
-        if not (chunk.stored.HasField("offset") and chunk.stored.HasField("length")):
-            raise ContractError(f"{where}.stored", "offset and length must be set; 0 is a value")
-        if chunk.stored.offset + chunk.stored.length > header.payload_length:
-            end = chunk.stored.offset + chunk.stored.length
-            raise ContractError(f"{where}.stored", f"ends at byte {end} of a payload of {header.payload_length}")
-        raw = (rows[1] - rows[0]) * (layers[1] - layers[0]) * shape.row_bytes
-        if chunk.raw_length != raw:
-            raise ContractError(f"{where}.raw_length", f"must be {raw} for its rows and layers, got {chunk.raw_length}")
-        if chunk.compression not in (pb.COMPRESSION_NONE, pb.COMPRESSION_ZSTD):
-            raise ContractError(f"{where}.compression", f"unknown value {chunk.compression}; valid: NONE (1), ZSTD (2)")
-        if chunk.compression == pb.COMPRESSION_NONE and chunk.stored.length != raw:
-            raise ContractError(f"{where}.stored", f"must have {raw} bytes, got {chunk.stored.length}")
-        blocks.append((rows, layers))
-    if _in_sequence(blocks, shape):
-        return
+        try:
+            covered, across, offset, raw = _check_chunk(chunk, rows, layers, row_bytes, payload)
+        except ContractError as error:
+            raise error.under(f"chunks[{index}]") from None
+        as_they_are = as_they_are and offset == end and chunk.compression == pb.COMPRESSION_NONE
+        end += raw
+        row = covered[1] if covered[0] == row and across == (0, layers) else None
+        blocks.append((covered, across))
+    # The common case: whole rows, one after the other, from the first to the last.
+    if row == rows:
+        return as_they_are
+    filled = _ranges.complement(holes, rows)
     # Coverage is counted on the grid of all block edges: its size depends on the number of blocks, not of rows.
-    row_edges = np.unique([0, shape.rows, *(edge for rows, _ in blocks for edge in rows)])
-    layer_edges = np.unique([0, shape.layers, *(edge for _, layers in blocks for edge in layers)])
+    row_edges = np.unique([0, rows, *(edge for covered, _ in blocks for edge in covered)])
+    layer_edges = np.unique([0, layers, *(edge for _, across in blocks for edge in across)])
     count = np.zeros((len(row_edges), len(layer_edges)), dtype=np.int32)
-    for rows, layers in blocks:
-        top, bottom = np.searchsorted(row_edges, rows)
-        left, right = np.searchsorted(layer_edges, layers)
+    for covered, across in blocks:
+        top, bottom = np.searchsorted(row_edges, covered)
+        left, right = np.searchsorted(layer_edges, across)
         count[top:bottom, left:right] += 1
     count = count[:-1, :-1]
     if (count > 1).any():
         row, layer = np.argwhere(count > 1)[0]
-        at = f"row {row_edges[row]}, layer {shape.layer_ids[layer_edges[layer]]}"
+        at = f"row {row_edges[row]}, layer {layer_ids[layer_edges[layer]]}"
         raise ContractError("chunks", f"{at} is covered more than once")
     for row, layer in np.argwhere(count == 0):
-        gap = _overlap([(int(row_edges[row]), int(row_edges[row + 1]))], shape.filled)
+        gap = _overlap([(int(row_edges[row]), int(row_edges[row + 1]))], filled)
         if gap:
-            number = shape.layer_ids[layer_edges[layer]]
+            number = layer_ids[layer_edges[layer]]
             raise ContractError("chunks", f"rows [{gap[0]}, {gap[1]}), layer {number}, are no hole but have no chunk")
+    return False
 
 
-def _in_sequence(blocks: list[tuple[Range, Range]], shape: Shape) -> bool:
-    """Whether the blocks are whole rows, one after the other, from the first to the last: the common case, seen at a glance."""
-    row = 0
-    for rows, layers in blocks:
-        if rows[0] != row or layers != (0, shape.layers):
-            return False
-        row = rows[1]
-    return row == shape.rows
+def _check_chunk(
+    chunk: pb.TraceChunk, rows: int, layers: int, row_bytes: int, payload: int
+) -> tuple[Range, Range, int, int]:
+    """A chunk's rows, layers, offset in the payload and bytes of ids, checked against the trace's."""
+    top, bottom = covered = _ranges.of_message(chunk.rows, "rows", rows)
+    left, right = across = _ranges.of_message(chunk.layers, "layers", layers)
+    stored = chunk.stored
+    offset, length = stored.offset, stored.length
+    # What is not 0 is set.
+    if not (offset or stored.HasField("offset")) or not (length or stored.HasField("length")):
+        raise ContractError("stored", "offset and length must be set; 0 is a value")
+    if offset + length > payload:
+        raise ContractError("stored", f"ends at byte {offset + length} of a payload of {payload}")
+    raw = (bottom - top) * (right - left) * row_bytes
+    if chunk.raw_length != raw:
+        raise ContractError("raw_length", f"must be {raw} for its rows and layers, got {chunk.raw_length}")
+    compression = chunk.compression
+    if compression == pb.COMPRESSION_NONE:
+        if length != raw:
+            raise ContractError("stored", f"must have {raw} bytes, got {length}")
+    elif compression != pb.COMPRESSION_ZSTD:
+        raise ContractError("compression", f"unknown value {compression}; valid: NONE (1), ZSTD (2)")
+    return covered, across, offset, raw
 
 
 def _overlap(first: list[Range], second: list[Range]) -> Range | None:

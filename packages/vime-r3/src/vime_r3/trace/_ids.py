@@ -8,8 +8,6 @@ from vime_proto.errors import ContractError
 
 # Words of 8 ids that are checked at a time: every temporary array stays within the second-level cache.
 _BLOCK = 16_384
-_LOW = np.uint64(0x0101010101010101)
-_HIGH = np.uint64(0x8080808080808080)
 
 
 def check_ids(ids: np.ndarray, experts: int, layer_ids: tuple[int, ...], start: int = 0, field: str = "ids") -> None:
@@ -57,20 +55,21 @@ def _has_duplicates(ids: np.ndarray) -> bool:
 
 
 def _has_duplicate_bytes(words: np.ndarray) -> bool:
-    """Whether any word holds a byte twice: its xor with itself rotated by 1 to 4 bytes then has a zero byte."""
-    turned, other = np.empty(_BLOCK, dtype=np.uint64), np.empty(_BLOCK, dtype=np.uint64)
-    for at in range(0, len(words), _BLOCK):
-        block = words[at : at + _BLOCK]
-        turn, rest = turned[: len(block)], other[: len(block)]
+    """Whether any word holds a byte twice: its xor with itself rotated by 1 to 4 bytes then has a zero byte, and so has the
+    bytewise minimum of the four."""
+    size = min(_BLOCK, len(words))
+    least, turned, other = (np.empty(size, dtype=np.uint64) for _ in range(3))
+    for at in range(0, len(words), size):
+        block = words[at : at + size]
+        low, rest = least[: len(block)], other[: len(block)]
         for shift in (8, 16, 24, 32):
+            turn = low if shift == 8 else turned[: len(block)]
             np.right_shift(block, np.uint64(shift), out=turn)
             np.left_shift(block, np.uint64(64 - shift), out=rest)
             turn |= rest
             turn ^= block
-            # (v - 0x01..) & ~v has a byte's high bit set only if some byte of v is zero.
-            np.subtract(turn, _LOW, out=rest)
-            np.invert(turn, out=turn)
-            rest &= turn
-            if int(np.bitwise_or.reduce(rest)) & int(_HIGH):
-                return True
+            if turn is not low:
+                np.minimum(low.view(np.uint8), turn.view(np.uint8), out=low.view(np.uint8))
+        if not low.view(np.uint8).min():
+            return True
     return False

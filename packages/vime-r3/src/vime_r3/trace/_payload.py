@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vime_proto.checksum import checksum, verify
+from vime_proto.checksum import digest, verify
+from vime_proto.common.v1 import common_pb2 as common
 from vime_proto.errors import ContractError
 from vime_proto.routing.v1 import routing_pb2 as pb
 
@@ -31,16 +32,20 @@ def codec(compression: int):
     return zstandard
 
 
-def store(raw: bytes | memoryview, compression: int, level: int) -> bytes | memoryview:
-    """The bytes to store."""
+def packer(compression: int, level: int = 3) -> Callable[[memoryview], bytes | memoryview]:
+    """What makes a chunk's raw bytes those to store; uncompressed ones stay as they are.
+
+    Raises: as ``codec``.
+    """
     zstd = codec(compression)
-    return raw if zstd is None else zstd.ZstdCompressor(level=level).compress(raw)
+    return (lambda raw: raw) if zstd is None else zstd.ZstdCompressor(level=level).compress
 
 
-def describe(chunk: pb.TraceChunk, stored: bytes | memoryview) -> pb.TraceChunk:
-    """Adds the checksum of the stored bytes."""
-    chunk.checksum.CopyFrom(checksum(stored))
-    return chunk
+def place(chunk: pb.TraceChunk, offset: int, stored: bytes | memoryview) -> None:
+    """States where a chunk's stored bytes lie, and their checksum."""
+    where, checksum = chunk.stored, chunk.checksum
+    where.offset, where.length = offset, len(stored)
+    checksum.algorithm, checksum.value = common.CHECKSUM_ALGORITHM_XXH3_64, digest(stored)
 
 
 def source(trace: pb.RoutingTrace, payload: Payload | None) -> Callable[[int, int], memoryview]:
@@ -66,9 +71,10 @@ def source(trace: pb.RoutingTrace, payload: Payload | None) -> Callable[[int, in
 
 def stored_bytes(read, chunk: pb.TraceChunk, index: int) -> memoryview:
     """The stored bytes of a chunk, verified against its checksum."""
-    data = read(chunk.stored.offset, chunk.stored.length)
-    if len(data) != chunk.stored.length:
-        raise ContractError(f"chunks[{index}]", f"{len(data)} of {chunk.stored.length} bytes could be read")
+    stored = chunk.stored
+    data = read(stored.offset, stored.length)
+    if len(data) != stored.length:
+        raise ContractError(f"chunks[{index}]", f"{len(data)} of {stored.length} bytes could be read")
     verify(data, chunk.checksum, f"chunks[{index}]")
     return data
 

@@ -14,21 +14,25 @@ Range = tuple[int, int]
 
 def of_message(message: common.IndexRange, field: str, limit: int) -> Range:
     """The range of a message, which must state both ends and lie within ``[0, limit)``."""
-    if not (message.HasField("start") and message.HasField("stop")):
+    start, stop = message.start, message.stop
+    # What is not 0 is set.
+    if not (start or message.HasField("start")) or not (stop or message.HasField("stop")):
         raise ContractError(field, "start and stop must be set; 0 is a value")
-    if not message.start < message.stop <= limit:
-        raise ContractError(field, f"[{message.start}, {message.stop}) is no range within [0, {limit})")
-    return message.start, message.stop
+    if not start < stop <= limit:
+        raise ContractError(field, f"[{start}, {stop}) is no range within [0, {limit})")
+    return start, stop
 
 
 def ascending(messages: Iterable[common.IndexRange], field: str, limit: int) -> list[Range]:
     """The ranges of messages that must be ascending and disjoint."""
-    ranges = [of_message(message, f"{field}[{index}]", limit) for index, message in enumerate(messages)]
-    for index in range(1, len(ranges)):
-        if ranges[index][0] < ranges[index - 1][1]:
-            raise ContractError(
-                f"{field}[{index}]", f"starts at {ranges[index][0]}, before the end of the range before"
-            )
+    ranges: list[Range] = []
+    end = 0
+    for index, message in enumerate(messages):
+        start, stop = of_message(message, f"{field}[{index}]", limit)
+        if start < end:
+            raise ContractError(f"{field}[{index}]", f"starts at {start}, before the end of the range before")
+        ranges.append((start, stop))
+        end = stop
     return ranges
 
 

@@ -68,15 +68,15 @@ def select(
         )
         if inside:
             stored = _payload.stored_bytes(read, chunk, index)
+            new.stored.offset, new.stored.length = offset, len(stored)
             new.checksum.CopyFrom(chunk.checksum)
         else:
             raw = np.frombuffer(_payload.raw_bytes(read, chunk, index), dtype=shape.dtype)
             block = raw.reshape(chunk.rows.stop - chunk.rows.start, chunk.layers.stop - chunk.layers.start, shape.top_k)
             block = block[low - chunk.rows.start : high - chunk.rows.start]
             block = np.ascontiguousarray(block[:, first - chunk.layers.start : last - chunk.layers.start])
-            stored = _payload.store(memoryview(block).cast("B"), chunk.compression, 3)
-            _payload.describe(new, stored)
-        new.stored.CopyFrom(common.ByteRange(offset=offset, length=len(stored)))
+            stored = _payload.packer(chunk.compression)(memoryview(block).cast("B"))
+            _payload.place(new, offset, stored)
         parts.append(stored)
         offset += len(stored)
     header.payload_length = offset

@@ -36,11 +36,11 @@ def dumps(
 
     Args are those of ``encode``, and so are the errors.
     """
-    header, parts = chunked(
-        ids, layer_ids, experts, version, valid, inexact, chunk_rows, chunk_layers, compression, level, check
+    header = pb.RoutingTraceHeader()
+    parts = chunked(
+        header, ids, layer_ids, experts, version, valid, inexact, chunk_rows, chunk_layers, compression, level, check
     )
-    head = header.SerializeToString()
-    size = header.payload_length
+    head, size = header.SerializeToString(), header.payload_length
     return b"".join((_tag(_HEADER), _varint(len(head)), head, _tag(_INLINE), _varint(size), *parts))
 
 
