@@ -74,6 +74,30 @@ Saver({str(tmp_path)!r}, asynchronous=True).save({{"policy": make(whole_model(1)
     assert list_steps(tmp_path) == [1]
 
 
+def test_a_process_that_ends_gives_up_what_takes_too_long_and_says_so(tmp_path):
+    script = f"""
+import sys, threading
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from checkpoint_fakes import Cut, make, whole_model
+from vime_trainer import leaving
+from vime_trainer.checkpoint import RunState, Saver, _commit
+leaving._SECONDS = 0.1
+writing = threading.Event()
+_commit.write_tensors = lambda *arguments: writing.set() or threading.Event().wait()
+saver = Saver({str(tmp_path)!r}, asynchronous=True)
+saver.save({{"policy": make(whole_model(1), Cut(), 0)}}, RunState(7))
+assert writing.wait(30)
+leaving.leave(5)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], check=False, timeout=60, capture_output=True, text=True
+    )
+    assert done.returncode == 5 and list_steps(tmp_path) == []
+    assert done.stderr == (
+        "vime-trainer: the checkpoint of step 7 was given up, nothing of it is visible; the one before it stays\n"
+    )
+
+
 def test_the_next_save_waits_and_one_copy_is_held(tmp_path, gate):
     trained, saver = make(whole_model(2), Cut(), 0), Saver(tmp_path, keep=1, asynchronous=True)
     gate.clear()

@@ -259,3 +259,25 @@ def test_settings_that_contradict_themselves_are_refused(tmp_path):
         settings_for(tmp_path)
     with pytest.raises(ValidationError, match="exactly one of batch_size and batch_tokens"):
         settings_for(tmp_path, steps=1, batch_tokens=5)
+
+
+def test_a_rank_that_is_gone_is_one_line(tmp_path, monkeypatch, capsys):
+    from vime_trainer.cli import main
+    from vime_trainer.commands import sft
+
+    said = (
+        "[third_party/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:1: Connection reset by peer. This is\nlong"
+    )
+
+    def lost(*arguments):
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(sft, "run_sft", lost)
+    words = ["sft", "--model=m", f"--output={tmp_path}", '--data.files=["f"]', "--steps=1", "--batch_size=1"]
+    assert main(words) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("vime-trainer sft: another rank ended or does not answer (") and "This is" not in line
+    # Anything else is a fault of the program, and shows where.
+    said = "shapes differ"
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        main(words)

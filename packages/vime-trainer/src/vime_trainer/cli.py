@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from vime_proto.errors import nearest
+from vime_trainer.leaving import leave
 
 __all__ = ["COMMANDS", "main"]
 
@@ -43,14 +44,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("megatron").setLevel(logging.WARNING)
     module = importlib.import_module(COMMANDS[name][0])
     try:
-        return module.main(rest, f"vime-trainer {name}") or 0
+        status = module.main(rest, f"vime-trainer {name}") or 0
     except (ValueError, OSError) as error:
         logging.getLogger(__name__).debug("refused", exc_info=True)
         print(f"vime-trainer {name}: {error}", file=sys.stderr)
-        return 1
+        status = 1
     except KeyboardInterrupt:
         print(f"vime-trainer {name}: interrupted", file=sys.stderr)
-        return 130
+        status = 130
+    leave(status)
+    return status
 
 
 def _usage() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,9 +12,10 @@ import threading
 import time
 from collections.abc import Sequence
 
-__all__ = ["is_rank", "rank", "rank_command", "run_ranks", "world_size"]
+__all__ = ["is_rank", "lost_rank", "rank", "rank_command", "run_ranks", "world_size"]
 
 _POLL_SECONDS = 0.1
+_GONE = re.compile(r"gloo|NCCL|Connection (closed|reset)|Broken pipe|Timed out|timed out")
 
 
 def is_rank() -> bool:
@@ -29,6 +31,14 @@ def rank() -> int:
 def world_size() -> int:
     """Number of ranks."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def lost_rank(error: BaseException) -> str | None:
+    """One line for an exchange that failed since another rank is gone, about which the library says pages; else None."""
+    text = str(error)
+    if not isinstance(error, RuntimeError) or not _GONE.search(text):
+        return None
+    return f"another rank ended or does not answer ({text.splitlines()[0].split('. ')[0]})"
 
 
 def rank_command(name: str, argv: Sequence[str]) -> list[str]:

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from stages import Stages, code_of, settings_for
+from stages import Stages, code_of, prompts, settings_for
 from toy import ToyBackend
 
 from vime_trainer.rl import train
@@ -115,6 +115,14 @@ def test_evaluations_at_the_start_in_between_and_at_the_end(wait, tmp_path):
                 assert row["eval/held_out/versions"] == 1
         keys = {tuple(sorted(row)) for row in rows}
         assert len(keys) == 1  # waiting or not, the same figures at the same steps
+
+
+def test_the_end_of_the_data_evaluates_what_was_not_evaluated_just_before(tmp_path):
+    evaluations = [{"set": "one", "interval": 3}, {"set": "other", "interval": 2}]
+    with Stages(rows=12, evaluations={"one": prompts(2, 500), "other": prompts(2, 600)}) as stages:
+        run(settings_for(stages, tmp_path, max_steps=None, batch={"epochs": 1}, evaluations=evaluations))
+    for name, at in (("one", [0, 3]), ("other", [0, 2, 3])):
+        assert [line["step"] for line in lines(tmp_path) if f"eval/{name}/reward_mean" in line] == at
 
 
 def test_evaluations_can_be_left_out_at_either_end(tmp_path):

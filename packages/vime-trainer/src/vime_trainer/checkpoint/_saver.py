@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import threading
 import time
@@ -12,16 +11,15 @@ from pathlib import Path
 
 from vime_trainer.checkpoint._commit import commit
 from vime_trainer.checkpoint._communicator import Communicator, communicator
+from vime_trainer.checkpoint._folders import path_of
 from vime_trainer.checkpoint._models import Trained
 from vime_trainer.checkpoint._snapshot import Snapshot, take
 from vime_trainer.checkpoint._state import RunState
+from vime_trainer.leaving import wait_for
 
 __all__ = ["Saver"]
 
 log = logging.getLogger(__name__)
-
-_EXIT_SECONDS = 4.0
-"""For which the end of a process waits: a thread that is cut off within a collective takes the process down with it."""
 
 
 class Saver:
@@ -51,9 +49,10 @@ class Saver:
         self._ranks = ranks if ranks is not None else communicator()
         self._running: Future[Path] | None = None
         self._thread: threading.Thread | None = None
+        self._step = 0
         self.host_bytes = 0
         if asynchronous:
-            atexit.register(self._finish)
+            wait_for(self._finish)
 
     def save(self, models: Mapping[str, Trained], state: RunState) -> Future[Path]:
         """Starts a checkpoint of several models and the run's state as one unit.
@@ -74,7 +73,7 @@ class Saver:
             future.set_result(commit(self._root, state.step, snapshot, self._keep, self._ranks))
             return future
         self.host_bytes = snapshot.bytes if isinstance(snapshot, Snapshot) else 0
-        self._running = future
+        self._running, self._step = future, state.step
         # A thread that does not hold up the end of a process whose other ranks are gone.
         arguments = (future, state.step, snapshot)
         self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
@@ -100,9 +99,15 @@ class Saver:
         if running is not None:
             running.result()
 
-    def _finish(self) -> None:
-        if self._thread is not None:
-            self._thread.join(_EXIT_SECONDS)
+    def _finish(self, seconds: float) -> str | None:
+        if self._thread is None:
+            return None
+        self._thread.join(seconds)
+        if not self._thread.is_alive():
+            return None
+        if path_of(self._root, self._step).is_dir():
+            return f"the checkpoint of step {self._step} is whole; other ranks are not waited for"
+        return f"the checkpoint of step {self._step} was given up, nothing of it is visible; the one before it stays"
 
     def _write(self, future: Future[Path], step: int, snapshot: Snapshot | Exception) -> None:
         start = time.perf_counter()

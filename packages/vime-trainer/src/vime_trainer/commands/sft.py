@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
 from collections.abc import Sequence
 
 from vime_proto.process import exit_with_parent
 from vime_proto.settings import load
 from vime_trainer.profiler import requests_set
-from vime_trainer.ranks import is_rank, rank, rank_command, run_ranks
+from vime_trainer.ranks import is_rank, lost_rank, rank, rank_command, run_ranks
 from vime_trainer.sft import SftSettings, run_sft
 
 __all__ = ["main"]
@@ -24,7 +26,15 @@ def main(argv: Sequence[str], prog: str) -> int:
         return run_ranks(settings.ranks, rank_command("sft", argv), prog)
     traced = threading.Event()
     with requests_set(traced):
-        final = run_sft(settings, traced)
+        try:
+            final = run_sft(settings, traced)
+        except RuntimeError as error:
+            lost = lost_rank(error)
+            if lost is None:
+                raise
+            logging.getLogger(__name__).debug("traceback", exc_info=True)
+            print(f"{prog}: {lost}", file=sys.stderr)
+            return 1
     if rank() == 0:
         print(final)
     return 0

@@ -84,17 +84,22 @@ class Evaluations:
         self._io = io
         self._report = report
         self._open: list[_Open] = []
+        self._evaluated: dict[str, common.PolicyVersion] = {}
 
     def due(self, step: int, first: bool = False, last: bool = False) -> bool:
         """Whether any set is evaluated now."""
         return any(due(one, step, first, last) for one in self._settings)
 
     def run(self, step: int, version: common.PolicyVersion, first: bool = False, last: bool = False) -> None:
-        """Starts what is due, and waits for those that say so; for all of them at the end."""
+        """Starts what is due, and waits for those that say so; for all of them at the end.
+
+        At the end nothing is evaluated again that was evaluated with these very weights.
+        """
         waited = []
         for one in self._settings:
-            if not due(one, step, first, last):
+            if not due(one, step, first, last) or (last and self._evaluated.get(one.set) == version):
                 continue
+            self._evaluated[one.set] = version
             request = pb.StartEvaluationRequest(
                 set=one.set,
                 version=version,

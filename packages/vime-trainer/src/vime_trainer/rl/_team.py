@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -13,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from vime_trainer.batch import RefusedSamplesError
+from vime_trainer.ranks import lost_rank
 
 from ._io import Interrupted
 
 _HEADER = struct.Struct("<I")
-_GONE = re.compile(r"gloo|NCCL|Connection (closed|reset)|Broken pipe|Timed out|timed out")
 
 
 class RankLostError(RuntimeError):
@@ -224,10 +223,8 @@ def _lost() -> Iterator[None]:
 
 def one_line(error: BaseException) -> str:
     """What an error says, for people. Exchanges inside the model fail with pages of text when a rank is gone."""
-    text = str(error) or type(error).__name__
-    if isinstance(error, RankLostError) or not isinstance(error, RuntimeError) or not _GONE.search(text):
-        return text
-    return f"another rank ended or does not answer ({text.splitlines()[0].split('. ')[0]})"
+    lost = None if isinstance(error, RankLostError) else lost_rank(error)
+    return lost or str(error) or type(error).__name__
 
 
 def _outcome(error: BaseException | None) -> bytes:
