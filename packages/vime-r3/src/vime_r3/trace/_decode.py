@@ -13,7 +13,6 @@ from vime_r3.trace import _payload
 from vime_r3.trace._header import Shape, check_header
 from vime_r3.trace._ids import check_ids
 from vime_r3.trace._payload import Payload
-from vime_r3.trace._ranges import Range
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,44 +58,46 @@ def decode(
         ContractError: a header that breaks its contract, other rows than ``rows``, a failed checksum, a wrong id.
         ImportError: zstd without zstandard.
     """
-    shape = check_header(trace.header)
+    header = trace.header
+    shape = check_header(header)
     if rows is not None and rows != shape.rows:
         raise ContractError("header.rows", f"must be {rows} (tokens - 1), got {shape.rows}")
-    size = shape.rows * shape.layers * shape.row_bytes
+    size = shape.size
     if size > max_bytes:
         raise ContractError("header.rows", f"decodes to {size} bytes, more than the limit of {max_bytes}")
+    valid, exact = _masks(header, shape)
     read = _payload.source(trace, payload)
-    ids = _view(trace.header, shape, read)
-    if ids is None:
-        ids = _assemble(trace.header, shape, read)
+    ids = _view(header, shape, read) if shape.in_order else _assemble(header, shape, read)
     if check:
         for start, stop in shape.filled:
             check_ids(ids[start:stop], shape.experts, shape.layer_ids, start)
-    valid = _all_but(shape.holes, np.ones(shape.rows, dtype=np.bool_))
-    exact = _all_but([(r.start, r.stop) for r in trace.header.inexact], valid.copy())
     return Routes(ids, valid, exact, shape.layer_ids, shape.experts)
 
 
-def _all_but(ranges: list[Range], mask: np.ndarray) -> np.ndarray:
-    """The mask with some ranges made false."""
-    for start, stop in ranges:
-        mask[start:stop] = False
-    return mask
+def _masks(header: pb.RoutingTraceHeader, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that are no holes, and those of them that can be replayed exactly."""
+    valid = np.empty(shape.rows, dtype=np.bool_)
+    valid.fill(True)
+    for start, stop in shape.holes:
+        valid[start:stop] = False
+    exact = valid.copy()
+    for part in header.inexact:
+        exact[part.start : part.stop] = False
+    return valid, exact
 
 
-def _view(header: pb.RoutingTraceHeader, shape: Shape, read) -> np.ndarray | None:
-    """All rows without a copy; None when they do not lie in the payload one after the other."""
-    if not shape.in_order:
-        return None
-    size = shape.rows * shape.layers * shape.row_bytes
+def _view(header: pb.RoutingTraceHeader, shape: Shape, read) -> np.ndarray:
+    """All rows without a copy."""
+    size = shape.size
     data = read(0, size)
     if len(data) != size:
         raise ContractError("payload", f"{len(data)} of {size} bytes could be read")
-    at = 0
-    for index, chunk in enumerate(header.chunks):
-        end = at + chunk.raw_length
-        verify(data[at:end], chunk.checksum, f"chunks[{index}]")
-        at = end
+    # From the last to the first: whoever has just put the bytes here left the last ones in the cache.
+    end = size
+    for index, chunk in reversed(list(enumerate(header.chunks))):
+        start = end - chunk.raw_length
+        verify(data[start:end], chunk.checksum, f"chunks[{index}]")
+        end = start
     return np.frombuffer(data, dtype=shape.dtype).reshape(shape.rows, shape.layers, shape.top_k)
 
 

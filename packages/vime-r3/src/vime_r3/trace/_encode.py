@@ -115,7 +115,7 @@ def chunked(
     as_they_are = _bytes(ids) if ids.dtype == dtype and ids.flags.c_contiguous and width == layers else None
     row_bytes = layers * top_k * dtype.itemsize
     pack = _payload.packer(compression, level)
-    parts: list[bytes | memoryview] = []
+    chunks: list[tuple[pb.TraceChunk, bytes | memoryview]] = []
     offset = 0
     for start, stop, left, right in _grid(rows, layers, chunk_rows, width):
         gaps = blank is not None and blank[start:stop].any()
@@ -132,11 +132,16 @@ def chunked(
         covered.start, covered.stop = start, stop
         across.start, across.stop = left, right
         stored = pack(raw)
-        _payload.place(chunk, offset, stored)
-        parts.append(stored)
-        offset += len(stored)
+        length = len(stored)
+        place = chunk.stored
+        place.offset, place.length = offset, length
+        chunks.append((chunk, stored))
+        offset += length
     header.payload_length = offset
-    return parts
+    # From the last to the first: whoever joins the parts then finds the first ones in the cache, not the last ones.
+    for chunk, stored in reversed(chunks):
+        _payload.seal(chunk, stored)
+    return [stored for _, stored in chunks]
 
 
 def _grid(rows: int, layers: int, height: int, width: int) -> Iterator[tuple[int, int, int, int]]:

@@ -44,6 +44,11 @@ class Shape(NamedTuple):
         return self.top_k * self.dtype.itemsize
 
     @property
+    def size(self) -> int:
+        """Bytes of all ids."""
+        return self.rows * len(self.layer_ids) * self.row_bytes
+
+    @property
     def layers(self) -> int:
         return len(self.layer_ids)
 

@@ -41,10 +41,9 @@ def packer(compression: int, level: int = 3) -> Callable[[memoryview], bytes | m
     return (lambda raw: raw) if zstd is None else zstd.ZstdCompressor(level=level).compress
 
 
-def place(chunk: pb.TraceChunk, offset: int, stored: bytes | memoryview) -> None:
-    """States where a chunk's stored bytes lie, and their checksum."""
-    where, checksum = chunk.stored, chunk.checksum
-    where.offset, where.length = offset, len(stored)
+def seal(chunk: pb.TraceChunk, stored: bytes | memoryview) -> None:
+    """States the checksum of a chunk's stored bytes."""
+    checksum = chunk.checksum
     checksum.algorithm, checksum.value = common.CHECKSUM_ALGORITHM_XXH3_64, digest(stored)
 
 

@@ -68,7 +68,6 @@ def select(
         )
         if inside:
             stored = _payload.stored_bytes(read, chunk, index)
-            new.stored.offset, new.stored.length = offset, len(stored)
             new.checksum.CopyFrom(chunk.checksum)
         else:
             raw = np.frombuffer(_payload.raw_bytes(read, chunk, index), dtype=shape.dtype)
@@ -76,7 +75,8 @@ def select(
             block = block[low - chunk.rows.start : high - chunk.rows.start]
             block = np.ascontiguousarray(block[:, first - chunk.layers.start : last - chunk.layers.start])
             stored = _payload.packer(chunk.compression)(memoryview(block).cast("B"))
-            _payload.place(new, offset, stored)
+            _payload.seal(new, stored)
+        new.stored.offset, new.stored.length = offset, len(stored)
         parts.append(stored)
         offset += len(stored)
     header.payload_length = offset
