@@ -15,6 +15,7 @@ from vime_proto.errors import ContractError
 log = logging.getLogger(__name__)
 
 _PARTIAL = ".partial"
+_CLAIM = "database.json"
 _OWN_NAME = re.compile(r"[0-9a-f]{2}/[0-9a-f]{32}(\.partial)?")
 
 
@@ -25,6 +26,9 @@ class BlobFiles:
         root: directory or fsspec URI. Several databases may share it.
         owner: name of the database, one path segment: new files lie below it, and nothing else is swept.
         trace_roots: further roots below which ``read_uri`` may read and ``delete`` may delete.
+
+    Attributes:
+        claim: path of the file that says which database the owner's folder belongs to.
     """
 
     def __init__(self, root: str, owner: str, trace_roots: Sequence[str] = ()):
@@ -33,6 +37,7 @@ class BlobFiles:
         except (ValueError, ImportError) as error:
             raise ContractError("blobs", f"{root!r}: {error}") from None
         self._owner = owner
+        self.claim = f"{self._root}/{owner}/{_CLAIM}"
         self._local = "file" in (self._fs.protocol if isinstance(self._fs.protocol, tuple) else (self._fs.protocol,))
         try:
             self._fs.makedirs(self._root, exist_ok=True)
@@ -54,6 +59,22 @@ class BlobFiles:
             # Object stores make an object visible once it is complete.
             self._fs.pipe_file(full, data)
         return StoredFile(blob_id, path, len(data))
+
+    def read_claim(self) -> bytes | None:
+        """What ``write_claim`` wrote last, by whomever."""
+        try:
+            return self._fs.cat_file(self.claim)
+        except FileNotFoundError:
+            return None
+
+    def write_claim(self, data: bytes) -> None:
+        """Replaces the file that says whose the owner's folder is."""
+        self._fs.makedirs(f"{self._root}/{self._owner}", exist_ok=True)
+        if self._local:
+            self._fs.pipe_file(self.claim + _PARTIAL, data)
+            self._fs.mv(self.claim + _PARTIAL, self.claim)
+        else:
+            self._fs.pipe_file(self.claim, data)
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """Bytes of a file.

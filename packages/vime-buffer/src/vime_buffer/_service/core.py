@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from vime_buffer._claim import claim_files
 from vime_buffer._files import BlobFiles
 from vime_buffer._loading import load_group_filter
 from vime_buffer._rules import LeaseClock
@@ -57,6 +58,7 @@ class Core:
         )
         try:
             self.files = BlobFiles(settings.blob_root, self.database.identity, settings.trace_roots)
+            claim_files(self.files, self.database)
         except BaseException:
             self.database.close()
             raise

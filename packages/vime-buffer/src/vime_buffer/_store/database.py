@@ -107,7 +107,8 @@ class Database:
         synchronous: see ``open_engine``.
 
     Attributes:
-        identity: 32 hexadecimal digits that no other database has.
+        url: SQLAlchemy URL.
+        identity: 32 hexadecimal digits that no other database has but its copies.
 
     Raises:
         DatabaseInUseError: another process has it open (SQLite).
@@ -123,11 +124,11 @@ class Database:
     ):
         self._clock = clock
         self._delete_files = delete_files
-        self._url = database_url(database)
-        self._lock = _lock_file(self._url)
+        self.url = database_url(database)
+        self._lock = _lock_file(self.url)
         try:
-            self._engine = open_engine(self._url, synchronous)
-            self._readers = open_engine(self._url, read_only=True)
+            self._engine = open_engine(self.url, synchronous)
+            self._readers = open_engine(self.url, read_only=True)
             self._connection = self._engine.connect()
             self._create()
         except BaseException:
@@ -202,7 +203,7 @@ class Database:
                 self._connection.execute(schema_info.insert().values(version=SCHEMA_VERSION))
             elif found != SCHEMA_VERSION:
                 raise ContractError(
-                    "database", f"{self._url} has schema {found}; this vime-buffer reads and writes {SCHEMA_VERSION}"
+                    "database", f"{self.url} has schema {found}; this vime-buffer reads and writes {SCHEMA_VERSION}"
                 )
             known = self._connection.execute(sa.select(identity.c.name)).scalar()
             if known is None:

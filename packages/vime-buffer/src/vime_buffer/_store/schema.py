@@ -56,6 +56,14 @@ def _key(name: str) -> Column:
 schema_info = Table("schema_info", metadata, Column("version", Integer, primary_key=True))
 # One row: the name under which this database's payload files lie, so that databases may share a blob root.
 identity = Table("identity", metadata, Column("name", String(32), primary_key=True))
+# One row: what the blob root must say for this database to be its owner (see _claim.py); ``next`` while that changes.
+blob_claim = Table(
+    "blob_claim",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("token", String(32), nullable=False),
+    Column("next", String(32), nullable=False),
+)
 
 runs = Table(
     "runs",
