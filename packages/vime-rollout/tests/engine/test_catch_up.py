@@ -6,6 +6,7 @@ from pathlib import Path
 import grpc
 import models
 import pytest
+import tls
 from pushing import manifest_of
 from test_engine_faults import Backend
 
@@ -100,10 +101,10 @@ class Trainer(weights_pb2_grpc.WeightServiceServicer):
         return weights.AckAppliedResponse()
 
 
-async def serve(trainer, address="127.0.0.1:0"):
+async def serve(trainer, address="127.0.0.1:0", **more):
     add = weights_pb2_grpc.add_WeightServiceServicer_to_server
     info = ServerInfo(package="test", role="trainer", run_id=trainer.run_id)
-    return await start_server([(add, trainer, "vime.weights.v1.WeightService")], info, ServerOptions(address=address))
+    return await start_server([(add, trainer, "vime.weights.v1.WeightService")], info, ServerOptions(address=address, **more))
 
 
 @pytest.fixture
@@ -250,3 +251,22 @@ async def test_a_wrong_address_is_an_error_that_names_it(tmp_path):
         with pytest.raises(ContractError, match=f"weights: {router.address}: UNIMPLEMENTED"):
             await engine.catch_up.first()
         await engine.catch_up.stop()
+
+
+@tls.needed
+async def test_a_trainer_with_tls_and_a_token_is_read_by_who_trusts_it(tmp_path):
+    trainer = Trainer()
+    cert, key = tls.certificate(tmp_path / "tls")
+    (tmp_path / "token").write_text("secret\n")
+    server = await serve(trainer, tls_certificate=cert, tls_key=key, token="secret")
+    await trainer.publish(2)
+    plain = make(tmp_path / "plain", server.address, weights_seconds=1)
+    await plain.catch_up.first()
+    assert held(plain) == (0, 0)
+    await plain.catch_up.stop()
+    trusting = {"weights_tls_ca": cert, "weights_token_file": str(tmp_path / "token")}
+    engine = make(tmp_path / "model", server.address, **trusting)
+    await engine.catch_up.first()
+    assert held(engine) == (0, 2) and trainer.acks
+    await engine.catch_up.stop()
+    await server.stop(0)

@@ -109,6 +109,7 @@ def test_a_stop_while_loading_takes_effect_at_once(tmp_path):
         (["--model", "MODEL", "--dtype", "float8"], "dtype"),
         (["--model", "MODEL", "--weights", "trainer"], "weights: address: 'trainer' is not host:port"),
         (["--model", "MODEL", "--vllm.seed", "1"], "is set by the key 'seed'"),
+        (["--model", "MODEL", "--weights-tls-ca", "/nowhere.pem"], "weights_tls_ca: there is no file"),
     ],
 )
 def test_what_cannot_work_is_said_before_loading(tmp_path, options, text):

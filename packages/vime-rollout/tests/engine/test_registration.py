@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+import tls
 
 from vime_proto import fakes
 from vime_proto.channel import open_channel
@@ -61,3 +62,16 @@ async def test_a_router_that_comes_late_is_tried_again(engine):
         await until(lambda: engines(stub), 10)
         assert (await engines(stub))[0].address == engine
         await registration.stop()
+
+
+@tls.needed
+async def test_a_router_with_tls_is_registered_at(engine, tmp_path):
+    cert, key = tls.certificate(tmp_path)
+    options = ServerOptions(tls_certificate=cert, tls_key=key)
+    async with fakes.serve(fakes.FakeRouter(), options) as router, open_channel(router.address, tls_ca=cert) as channel:
+        stub = router_pb2_grpc.RouterServiceStub(channel)
+        registration = Registration(settings(router.address, router_tls_ca=cert), engine)
+        registration.start()
+        await until(lambda: engines(stub))
+        await registration.stop()
+        assert not await engines(stub)

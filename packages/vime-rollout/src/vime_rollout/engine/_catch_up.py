@@ -169,7 +169,9 @@ class CatchUp:
 
     def _stub(self, address: str) -> weights_pb2_grpc.WeightServiceStub:
         if address not in self._channels:
-            self._channels[address] = open_channel(address, token=self._token)
+            self._channels[address] = open_channel(
+                address, token=self._token, tls_ca=self._engine.settings.weights_tls_ca
+            )
         return weights_pb2_grpc.WeightServiceStub(self._channels[address])
 
 

@@ -43,6 +43,7 @@ def run(argv: Sequence[str]) -> int:
         # Whatever is wrong with the folder is said before half a minute of loading.
         model = describe(settings.model, settings.dtype, settings.max_model_len)
         _check_capture(settings, model)
+        _check_files(settings)
         status = asyncio.run(_serve(settings, model))
     except (ContractError, StatusError, AddressInUseError, BackendDeadError, RuntimeError, OSError) as error:
         print(f"{_PROG}: {error}", file=sys.stderr, flush=True)
@@ -146,6 +147,13 @@ async def prove(engine: Engine) -> None:
 def _check_capture(settings: EngineSettings, model: ModelDescription) -> None:
     if settings.route_capture and not model.experts:
         raise ContractError("route_capture", f"{model.architecture} in {model.folder} has no routed experts")
+
+
+def _check_files(settings: EngineSettings) -> None:
+    for key in ("router_token_file", "router_tls_ca", "weights_token_file", "weights_tls_ca"):
+        name = getattr(settings, key)
+        if name is not None and not os.path.isfile(name):
+            raise ContractError(key, f"there is no file {name!r}")
 
 
 async def _unless(stopped: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:

@@ -26,7 +26,7 @@ class Registration:
         token = Path(settings.router_token_file).read_text().strip() if settings.router_token_file else None
         self._settings = settings
         self._address = settings.advertise or address
-        self._channel = open_channel(settings.router, token=token)
+        self._channel = open_channel(settings.router, token=token, tls_ca=settings.router_tls_ca)
         self._stub = router_pb2_grpc.RouterServiceStub(self._channel)
         self._task: asyncio.Task | None = None
 

@@ -18,10 +18,16 @@ class EngineSettings(Settings):
     run_id: str = Field("run", min_length=1, description="run whose number 0 of lineage 0 the folder holds")
     router: str | None = Field(None, description="host:port of a router to register at")
     router_token_file: str | None = Field(None, description="file with the bearer token that the router asks for")
+    router_tls_ca: str | None = Field(
+        None, description="PEM file of the authority that signed the router's certificate; turns TLS on"
+    )
     weights: str | None = Field(
         None, description="host:port of the trainer's WeightService; a late or restarted engine catches up from it"
     )
     weights_token_file: str | None = Field(None, description="file with the bearer token that the trainer asks for")
+    weights_tls_ca: str | None = Field(
+        None, description="PEM file of the authority that signed the trainer's certificate; turns TLS on"
+    )
     weights_seconds: float = Field(
         20.0, gt=0, description="how long the start waits for the trainer to answer; then it serves what the folder holds"
     )
