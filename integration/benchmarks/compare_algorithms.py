@@ -1,9 +1,11 @@
 """Several algorithms on the demo task, each from the same warmed-up model, through all five processes; draws a picture.
 
-Usage: python compare_algorithms.py [--from RUN_FOLDER] [--steps 14] [--algorithms ppo,grpo,gspo] [--picture FILE]
+Usage: python compare_algorithms.py [--from RUN_FOLDER] [--steps 14] [--optimizer-steps 1] [--algorithms ppo,grpo,gspo]
+       [--picture FILE]
 
 RUN_FOLDER holds task/ and sft/final of a demo; without it, `vime demo --prepare-only` makes one first. Interpreters of the
-stages are found as `vime run` finds them (VIME_PYTHON_TRAINER, ...).
+stages are found as `vime run` finds them (VIME_PYTHON_TRAINER, ...). A run that is there already, with the same settings, is
+not run again.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ from vime_launch import toml
 from vime_launch.metrics import REWARD, Metrics
 from vime_launch.recipes import find_recipe
 
+EXPLAINED = "critic/explained_variance"
 ADAM = {"kind": "adam", "clip_grad_norm": 1.0}
 # What differs from one to another; everything else is the demo's recipe.
 TRAINERS: dict[str, dict[str, Any]] = {
     "ppo": {
         "algorithm": {"name": "ppo", "clip_low": 0.2, "clip_high": 0.2},
-        "critic": {"optimizer": ADAM | {"learning_rate": 3e-4}},
+        # 16 updates a batch: with the policy's one it would not even learn the mean reward within a dozen batches.
+        "critic": {"optimizer_steps": 4, "epochs": 4, "optimizer": ADAM | {"learning_rate": 1e-3}},
     },
     "grpo": {"algorithm": {"name": "grpo", "aggregation": "token", "clip_low": 0.2, "clip_high": 0.28}},
     "gspo": {"algorithm": {"name": "gspo"}},
@@ -80,36 +84,62 @@ def recipe(
     return values
 
 
+def ran(values: dict[str, Any], runs: Path) -> Metrics:
+    """Runs a recipe, or takes what it left before.
+
+    Raises:
+        SystemExit: its folder holds a run with other settings.
+    """
+    folder, file, text = runs / values["name"], runs / f"{values['name']}.toml", toml.dumps(values)
+    if not (folder / "summary.json").exists():
+        file.write_text(text)
+        subprocess.run([sys.executable, "-m", "vime_launch", "run", str(file)], check=True)
+    elif file.read_text() != text:
+        raise SystemExit(f"{folder}: a run with other settings than asked for; choose another --name")
+    return Metrics(folder / "metrics.jsonl")
+
+
 def draw(curves: dict[str, Metrics], path: Path) -> None:
-    """Held-out accuracy and training reward over steps."""
+    """Held-out accuracy, training reward and what critics explain, over steps."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    panels = {
+        "held-out accuracy, greedy": lambda metrics: metrics.accuracy()[1:],
+        "reward of the batch, sampled": lambda metrics: metrics.series(REWARD),
+        "explained variance of the critic": lambda metrics: metrics.series(EXPLAINED),
+    }
+    if not any(metrics.series(EXPLAINED)[0] for metrics in curves.values()):
+        del panels["explained variance of the critic"]
+    figure = Figure(figsize=(5 * len(panels), 3.6), layout="constrained")
     FigureCanvasAgg(figure)
-    for place, title in enumerate(("held-out accuracy, greedy", "reward of the batch, sampled"), 1):
-        axes = figure.add_subplot(1, 2, place)
+    for place, (title, series) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(1, len(panels), place)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("step")
         axes.set_ylim(-0.02, 1.02)
         axes.grid(alpha=0.3)
-        for (name, metrics), style, width in zip(
-            curves.items(), cycle(("-", "--", ":")), cycle((1.4, 2.2, 3.2)), strict=False
+        for number, ((name, metrics), style, width) in enumerate(
+            zip(curves.items(), cycle(("-", "--", ":")), cycle((1.4, 2.2, 3.2)), strict=False)
         ):
-            steps, values = metrics.accuracy()[1:] if place == 1 else metrics.series(REWARD)
-            # Curves may lie on one another.
-            axes.plot(
-                steps, values, style, marker="o" if place == 1 else None, markersize=3, linewidth=width, label=name
-            )
-        axes.legend(fontsize=9, loc="lower right")
+            steps, values = series(metrics)
+            if steps:
+                # Curves may lie on one another.
+                axes.plot(
+                    steps, values, style, color=f"C{number}", marker="o" if place == 1 else None, markersize=3,
+                    linewidth=width, label=name,
+                )  # fmt: skip
+        axes.legend(fontsize=9, loc="lower right" if place < 3 else "upper left")
     figure.savefig(path, dpi=110)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--from", dest="warm", type=Path, default=None)
-    parser.add_argument("--steps", type=int, default=14)
-    parser.add_argument("--optimizer-steps", type=int, default=1, help="a batch; with more than one, ratios leave 1")
+    parser.add_argument("--steps", type=int, default=14, help="batches")
+    parser.add_argument(
+        "--optimizer-steps", type=int, default=1, help="of the policy, a batch; with more than one, ratios leave 1"
+    )
     parser.add_argument("--interval", type=int, default=2, help="steps between evaluations")
     parser.add_argument("--algorithms", default="ppo,grpo,gspo")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
@@ -123,15 +153,13 @@ def main() -> int:
         values = recipe(
             algorithm, arguments.name, runs, warm, arguments.steps, arguments.interval, arguments.optimizer_steps
         )
-        folder = runs / values["name"]
-        if not (folder / "summary.json").exists():
-            file = runs / f"{values['name']}.toml"
-            file.write_text(toml.dumps(values))
-            subprocess.run([sys.executable, "-m", "vime_launch", "run", str(file)], check=True)
-        curves[algorithm] = Metrics(folder / "metrics.jsonl")
+        curves[algorithm] = ran(values, runs)
     for algorithm, metrics in curves.items():
         _, steps, accuracy = metrics.accuracy()
         print(f"{algorithm}: " + "  ".join(f"{step}: {value:.3f}" for step, value in zip(steps, accuracy, strict=True)))
+        steps, explained = metrics.series(EXPLAINED)
+        if steps:
+            print("  explained: " + "  ".join(f"{step}: {v:.2f}" for step, v in zip(steps, explained, strict=True)))
     draw(curves, arguments.picture)
     print(f"picture: {arguments.picture}")
     return 0

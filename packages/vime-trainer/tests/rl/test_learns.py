@@ -108,3 +108,34 @@ def test_learns(name, algorithm, start, tmp_path):
         assert explained[0] == 0.0 and all(found is None or found < 1.0 for found in explained)
     else:
         assert not any(explained)
+
+
+def test_the_critic_explains_what_a_prefix_tells_and_no_more(start, tmp_path):
+    """The reward is the first token's: half of the tokens, those after it, can know."""
+    settings = RlSettings(
+        model=start,
+        output=tmp_path,
+        buffer="h:1",
+        router="h:2",
+        batch={"groups": GROUPS, "group_size": SIZE, "token_budget": 512},
+        algorithm={"name": "ppo"},
+        critic={"optimizer": ADAM, "epochs": 4, "warmup_batches": 100},
+    )
+    trainer = BatchTrainer(MegatronBackend(settings), settings)
+    random = np.random.default_rng(0)
+    explained = []
+    for step in range(8):
+        groups = []
+        for g, digit in enumerate(DIGITS):
+            answers = random.choice(DIGITS, (SIZE, 2)).tolist()
+            rollouts = [
+                rollout(f"{g}.{k}", float(a % 2), sample(f"{g}.{k}", prompt([1, digit]), answer([a, b], [-1.0, -1.0])))
+                for k, (a, b) in enumerate(answers)
+            ]
+            groups.append(group(f"g{g}", *rollouts))
+        index = index_of(groups, batch_id=str(step), ordinal=step)
+        figures = trainer.train(index, read_columns(index, samples_of(groups)), SIZE).figures
+        assert figures["optimizer_steps"] == 0 and figures["critic/optimizer_steps"] == 16
+        explained.append(figures["critic/explained_variance"])
+    assert explained[0] == 0.0
+    assert max(explained) < 0.55 and explained[-1] > 0.3, explained
