@@ -61,7 +61,7 @@ def build_chunk(arch: Architecture, dtype: torch.dtype, recompute: bool, te: boo
 
     Args:
         arch, dtype, recompute: as in `build_chunks`.
-        te: build it from Transformer Engine's layers. On the CPU they hold weights, but do not compute.
+        te: build it from Transformer Engine's layers, which is what the model's `transformer_engine` says afterwards.
         stage: number of the virtual pipeline stage; None without them.
     """
     here = _parallel.parallel()
@@ -89,6 +89,7 @@ def build_chunk(arch: Architecture, dtype: torch.dtype, recompute: bool, te: boo
             vp_stage=stage,
             rotary_percent=arch.rotary_fraction,
         )
+    model.transformer_engine = te
     mark_cut_weights(model)
     use_gathers(model)
     for layer in model.decoder.layers:

@@ -54,7 +54,9 @@ def why_missing() -> str | None:
     """Why Transformer Engine cannot be used; None where it can."""
     for module in ("transformer_engine", "transformer_engine.pytorch"):
         try:
-            importlib.import_module(module)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of its own internals
+                importlib.import_module(module)
         # It loads shared libraries, and checks versions by assertions.
         except (ImportError, OSError, RuntimeError, AssertionError) as error:
             return str(error) or repr(error)

@@ -196,6 +196,8 @@ class Transformer:
         count = sum(param.numel() for param in self.parameters().values())
         sizes = {"layers": self.arch.layers, "hidden": self.arch.hidden, "vocab": self.arch.vocab}
         where = f"{self.dtype} on {self.device}"
+        if self.model.transformer_engine:
+            where += " by Transformer Engine"
         if self.parallel.world > 1:
             where += f", rank {self.parallel.rank} of {self.parallel.world}"
         return f"{self.family.name} {count:,} parameters {json.dumps(sizes)} {where}"

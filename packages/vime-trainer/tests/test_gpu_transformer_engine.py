@@ -1,0 +1,228 @@
+"""Transformer Engine's layers compute what Megatron's local layers compute: bfloat16, and float32 where TF32 is barred."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from tests_support import make_folder
+
+from vime_trainer import models
+from vime_trainer.checkpoint import RunState, load_checkpoint, save_checkpoint
+from vime_trainer.fused import switches
+from vime_trainer.megatron._transformer_engine import why_missing
+from vime_trainer.optim import Optimizer, OptimizerSettings
+from vime_trainer.packed import ReplayRows, pack
+from vime_trainer.policy import Policy
+from vime_trainer.value import ValueModel
+
+pytestmark = [
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or why_missing() is not None, reason="needs a GPU and Transformer Engine"
+    ),
+    # What it says of its own internals, such as names that moved.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:transformer_engine.*"),
+    pytest.mark.filterwarnings("ignore::UserWarning:transformer_engine.*"),
+]
+
+LENGTHS = (11, 11, 5, 40, 1, 2)
+HEAT = [1.0, 0.7, 1.0, 1.3, 1.0, 1.0]
+BARRED = "NVIDIA_TF32_OVERRIDE"
+"""At 0, read once a process, NVIDIA's libraries multiply float32 in float32 whatever they are asked for."""
+
+
+def rows():
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(0, 61, (length,), generator=generator) for length in LENGTHS]
+
+
+@pytest.fixture(scope="module", params=["qwen3", "qwen3_tied", "qwen3_moe", "glm4_moe", "glm4_moe_tied"])
+def folder(request, tmp_path_factory):
+    return make_folder(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module", params=["qwen3_moe", "glm4_moe"])
+def moe(request, tmp_path_factory):
+    return make_folder(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def batch_for(folder):
+    """A packed batch; with given routes where there are experts, so that rounding cannot choose others."""
+    arch = architecture(folder)
+    if not arch.moe_layers:
+        return pack(rows(), HEAT)
+    layers = tuple(sorted(arch.moe_layers))
+    total = sum(LENGTHS)
+    every = np.tile(np.arange(arch.experts, dtype=np.uint8), (total, len(layers), 1))
+    ids = np.random.default_rng(0).permuted(every, axis=2)[..., : arch.top_k]
+    return pack(rows(), HEAT, routes=ReplayRows(np.ascontiguousarray(ids), np.ones(total, bool), layers))
+
+
+def architecture(folder):
+    config = models.read_config(folder)
+    return models.family_of(config).architecture(config)
+
+
+def load(folder, dtype, transformer_engine, **options):
+    replay = bool(architecture(folder).moe_layers)
+    return Policy.from_hf(folder, dtype, replay=replay, transformer_engine=transformer_engine, **options)
+
+
+def passes(policy, batch):
+    """Log-probs, and gradients by the names of the weight table."""
+    for param in policy.parameters().values():
+        param.grad = None
+    out = policy(batch)
+    (out.logprobs + 0.1 * out.entropy).sum().backward()
+    grads = models.table_weights({name: param.grad for name, param in policy.parameters().items()})
+    return out.logprobs.detach().cpu(), {name: grad.detach().float().cpu() for name, grad in grads.items()}
+
+
+def errors(grads, exact):
+    """By weight, relative to its gradient."""
+    assert grads.keys() == exact.keys()
+    return {name: float((grads[name] - exact[name]).norm() / exact[name].norm().clamp(min=1e-2)) for name in exact}
+
+
+def test_auto_takes_it_for_bfloat16_alone(folder):
+    def kind(dtype, choice):
+        return type(Policy.from_hf(folder, dtype, transformer_engine=choice).model.decoder.final_layernorm).__module__
+
+    assert kind("bfloat16", "auto").startswith("transformer_engine")
+    assert Policy.from_hf(folder, "bfloat16").describe().endswith("by Transformer Engine")
+    assert kind("bfloat16", "off").startswith("vime_trainer")
+    assert kind("float32", "auto").startswith("vime_trainer")
+    assert kind("float32", "on").startswith("transformer_engine")
+
+
+def test_bfloat16_is_as_close_to_float32_as_the_local_layers_are(folder):
+    batch = batch_for(folder)
+    exact, exact_grads = passes(load(folder, "float32", "off"), batch)
+    local, local_grads = passes(load(folder, "bfloat16", "off"), batch)
+    theirs, their_grads = passes(load(folder, "bfloat16", "on"), batch)
+    assert (theirs - exact).abs().mean() < 1.5 * (local - exact).abs().mean() + 0.005
+    assert (theirs - local).abs().mean() < 0.06
+    allowed = errors(local_grads, exact_grads)
+    for name, error in errors(their_grads, exact_grads).items():
+        assert error < 2 * allowed[name] + 0.05, (name, error, allowed[name])
+
+
+def test_bfloat16_routes_itself_as_the_local_layers_do(moe):
+    batch = pack(rows(), HEAT)
+    local, _ = passes(load(moe, "bfloat16", "off"), batch)
+    theirs, _ = passes(load(moe, "bfloat16", "on"), batch)
+    assert (theirs - local).abs().mean() < 0.06
+
+
+def test_float32_is_off_by_tf32_alone(folder):
+    batch = batch_for(folder)
+    exact, exact_grads = passes(load(folder, "float32", "off"), batch)
+    theirs, their_grads = passes(load(folder, "float32", "on"), batch)
+    assert (theirs - exact).abs().mean() < 0.01
+    assert max(errors(their_grads, exact_grads).values()) < 0.05
+
+
+@pytest.mark.skipif(os.environ.get(BARRED) != "0", reason="run in a process of its own by the next test")
+def test_exact_float32_equals_the_local_layers(folder):
+    batch = batch_for(folder)
+    exact, exact_grads = passes(load(folder, "float32", "off"), batch)
+    theirs, their_grads = passes(load(folder, "float32", "on"), batch)
+    assert (theirs - exact).abs().max() < 5e-5
+    assert max(errors(their_grads, exact_grads).values()) < 5e-4
+
+
+@pytest.mark.skipif(os.environ.get(BARRED) == "0", reason="this is that process")
+def test_float32_with_tf32_barred():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "exact_float32"]
+    done = subprocess.run(command, env=os.environ | {BARRED: "0"}, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "5 passed" in done.stdout
+
+
+def test_sequences_do_not_see_one_another(folder):
+    policy = load(folder, "bfloat16", "on")
+    together = policy(pack(rows())).logprobs.cpu()
+    alone = torch.cat([policy(pack([row])).logprobs.cpu() for row in rows()])
+    assert (together - alone).abs().mean() < 0.02
+
+
+def test_padded_batches_give_the_same(folder):
+    batch = batch_for(folder)
+    packed = load(folder, "bfloat16", "on")(batch).logprobs.cpu()
+    padded = load(folder, "bfloat16", "on", layout="padded")(batch).logprobs.cpu()
+    assert (packed - padded).abs().mean() < 0.02
+
+
+@pytest.mark.parametrize("name", ["rope", "swiglu", "dispatch"])
+def test_our_own_kernels_change_nothing(folder, name, monkeypatch):
+    """Positions are turned once, and experts weighted once, whoever does it."""
+    batch = batch_for(folder)
+    fast, grads = passes(load(folder, "bfloat16", "on"), batch)
+    monkeypatch.setattr(switches, name, False)
+    plain, plain_grads = passes(load(folder, "bfloat16", "on"), batch)
+    assert (fast - plain).abs().mean() < 0.05
+    assert max(errors(grads, plain_grads).values()) < 0.3
+
+
+def test_recompute_gives_the_same_gradient_with_replay(folder):
+    batch = batch_for(folder)
+    plain, grads = passes(load(folder, "bfloat16", "on"), batch)
+    again, regrads = passes(load(folder, "bfloat16", "on", recompute=True), batch)
+    assert (plain - again).abs().max() < 1e-2
+    assert max(errors(regrads, grads).values()) < 0.02
+
+
+def test_replayed_routes_are_used(moe):
+    policy = load(moe, "bfloat16", "on")
+    given, free = policy(batch_for(moe)).logprobs, policy(pack(rows(), HEAT)).logprobs
+    assert (given - free).abs().mean() > 0.05
+
+
+def test_a_folder_goes_in_and_out_unchanged(folder):
+    theirs = dict(load(folder, "bfloat16", "on").hf_tensors())
+    local = dict(load(folder, "bfloat16", "off").hf_tensors())
+    assert theirs.keys() == local.keys()
+    assert all(torch.equal(theirs[name], local[name]) for name in local)
+
+
+@pytest.mark.parametrize(("saved", "restored"), [("off", "on"), ("on", "off"), ("on", "on")])
+@pytest.mark.parametrize("distributed", [False, True])
+def test_checkpoints_serve_both(folder, tmp_path, saved, restored, distributed):
+    def make(choice):
+        policy = load(folder, "bfloat16", choice)
+        return policy, Optimizer(policy, OptimizerSettings(learning_rate=1e-3, distributed=distributed))
+
+    def train(policy, optimizer, steps):
+        losses = []
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = -policy(batch_for(folder)).logprobs.sum() / 64
+            loss.backward()
+            assert optimizer.step().applied
+            losses.append(loss.item())
+        return losses
+
+    policy, optimizer = make(saved)
+    first = train(policy, optimizer, 10)
+    path = save_checkpoint(tmp_path, policy, optimizer, RunState(10))
+    other, again = make(restored)
+    load_checkpoint(path, other, again)
+    weights = dict(policy.hf_tensors())
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in other.hf_tensors())
+    rest = train(policy, optimizer, 5)
+    assert train(other, again, 5) == pytest.approx(rest, rel=0.03)
+    assert rest[-1] < 0.8 * first[0]
+
+
+def test_values_of_a_critic(folder):
+    batch = pack(rows())
+    models_ = [
+        ValueModel.from_hf(folder, "bfloat16", head_std=0.3, seed=1, transformer_engine=choice)
+        for choice in ("off", "on")
+    ]
+    local, theirs = (model(batch).values.detach() for model in models_)
+    assert (theirs - local).abs().mean() < 0.1 * local.abs().mean() + 0.01
