@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from pathlib import Path
 import models
 import numpy as np
 import pytest
+import replaying
 from pushing import TIMEOUT, Pusher, new_id
 
 from vime_proto.channel import open_sync_channel
@@ -44,7 +44,7 @@ class EngineProcess:
                 "--address-file", str(self.address_file), "--exit-with-parent", "--file-root", str(root / "files"),
                 "--shm-root", str(root / "shm"), "--kv-cache-gib", "0.25", *arguments,
             ],
-            stdout=self.log_file, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "2"},
+            stdout=self.log_file, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self._numbers = itertools.count(1)
         if wait:
@@ -169,6 +169,14 @@ def tied():
     """An engine with a dense model whose head is its embedding."""
     with running("tied", models.config(tied=True), 2, "--engine-id", "tied-engine") as process:
         yield process
+
+
+@pytest.fixture(scope="session")
+def trainer():
+    """The trainer, in its own environment."""
+    process = replaying.Trainer()
+    yield process
+    process.close()
 
 
 @pytest.fixture(autouse=True)

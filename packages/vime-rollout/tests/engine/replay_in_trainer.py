@@ -1,6 +1,9 @@
-"""Run by the trainer's interpreter: replays an engine's routes and writes what came of it.
+"""Run by the trainer's interpreter: does what it is asked, and answers each request with what went wrong, or null.
 
-    python replay_in_trainer.py MODEL_FOLDER ENGINE.npz RESULT.npz DTYPE
+A request is a line of standard input, a JSON list:
+
+    ["logprobs", ARGUMENT, ...]                               the command `vime-trainer logprobs`
+    ["replay", MODEL_FOLDER, ENGINE.npz, RESULT.npz, DTYPE]   replays an engine's routes and writes what came of it
 
 ENGINE.npz: lengths [samples], tokens [T], routes [T, layers, top_k] (rows of last tokens are not used), layer_ids [layers].
 RESULT.npz: replayed and alone, float32 [T] log-probs; chosen, bool [layers, T, experts], the experts that really ran under
@@ -9,18 +12,21 @@ replay; flips, int64 [layers], rows where the trainer alone would have chosen ot
 """
 
 import dataclasses
+import json
+import os
 import sys
+import traceback
 
 import numpy as np
 import torch
 
+from vime_trainer.commands import logprobs
 from vime_trainer.packed import ReplayRows, pack
 from vime_trainer.policy import Policy
 
 
-def main(folder: str, source: str, target: str, dtype: str) -> None:
+def replay(folder: str, source: str, target: str, dtype: str) -> None:
     """See the module."""
-    torch.set_num_threads(2)
     given = np.load(source)
     lengths = given["lengths"].tolist()
     policy = Policy.from_hf(folder, dtype=dtype, replay=True)
@@ -47,5 +53,23 @@ def main(folder: str, source: str, target: str, dtype: str) -> None:
     )
 
 
+def main() -> None:
+    """Works until its input ends."""
+    # Only answers go to standard output, whatever else is printed.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        kind, *words = json.loads(line)
+        fault = None
+        try:
+            if kind == "replay":
+                replay(*words)
+            else:
+                logprobs.main(words, "vime-trainer logprobs")
+        except (Exception, SystemExit):
+            fault = traceback.format_exc()
+        print(json.dumps(fault), file=answers, flush=True)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -68,18 +69,40 @@ def generate(engine, prompts, new_tokens: int) -> Answers:
     )
 
 
-def replay(folder: Path, answers: Answers, work: Path, dtype: str = "float32") -> dict[str, np.ndarray]:
-    """What ``replay_in_trainer.py`` wrote."""
-    source, target = work / "engine.npz", work / "trainer.npz"
-    np.savez(
-        source,
-        lengths=answers.lengths,
-        tokens=np.concatenate(answers.sequences).astype(np.int64),
-        routes=answers.routes,
-        layer_ids=answers.layer_ids,
-    )
-    script = Path(__file__).parent / "replay_in_trainer.py"
-    command = [TRAINER, "-W", "ignore", script, folder, source, target, dtype]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return dict(np.load(target))
+class Trainer:
+    """The trainer's interpreter, started once: its imports take longer than what it is asked for."""
+
+    def __init__(self):
+        script = Path(__file__).parent / "replay_in_trainer.py"
+        self._process = subprocess.Popen(
+            [TRAINER, "-W", "ignore", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def ask(self, *words: object) -> None:
+        """See ``replay_in_trainer.py``."""
+        self._process.stdin.write(json.dumps(list(map(str, words))) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, f"the trainer's process ended with {self._process.wait()}"
+        fault = json.loads(line)
+        assert fault is None, fault
+
+    def replay(self, folder: Path, answers: Answers, work: Path, dtype: str = "float32") -> dict[str, np.ndarray]:
+        """What came of an engine's routes."""
+        source, target = work / "engine.npz", work / "trainer.npz"
+        np.savez(
+            source,
+            lengths=answers.lengths,
+            tokens=np.concatenate(answers.sequences).astype(np.int64),
+            routes=answers.routes,
+            layer_ids=answers.layer_ids,
+        )
+        self.ask("replay", folder, source, target, dtype)
+        with np.load(target) as got:
+            return dict(got)
+
+    def close(self) -> None:
+        """Ends it."""
+        self._process.stdin.close()
+        self._process.stdout.close()
+        assert self._process.wait(60) == 0

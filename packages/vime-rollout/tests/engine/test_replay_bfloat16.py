@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.timeout(900)
-def test_replay_at_least_halves_the_difference(tmp_path):
+def test_replay_at_least_halves_the_difference(trainer, tmp_path):
     """7.4 million parameters, 6 layers of 64 experts, top-8: routers near ties."""
     config = models.config(moe=True, layers=6) | {
         "hidden_size": 128, "num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 48, "mlp_only_layers": [],
@@ -22,7 +22,7 @@ def test_replay_at_least_halves_the_difference(tmp_path):
     prompts = np.random.default_rng(2).integers(3, models.VOCAB, (5, 12)).tolist()
     with running("bfloat16", config, 5, "--route-capture", "--dtype", "bfloat16") as engine:
         answers = replaying.generate(engine, prompts, 60)
-        got = replaying.replay(engine.folder, answers, tmp_path, "bfloat16")
+        got = trainer.replay(engine.folder, answers, tmp_path, "bfloat16")
     flips = got["flips"].sum() / (answers.has_row.sum() * len(answers.layer_ids))
     difference = {way: np.abs(answers.of_answers(got[way]) - answers.scores) for way in ("alone", "replayed")}
     mean = {way: float(values.mean()) for way, values in difference.items()}

@@ -6,8 +6,6 @@ Megatron lives in another environment: VIME_PYTHON_TRAINER names an interpreter 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 
 import models
 import numpy as np
@@ -18,11 +16,12 @@ from reference import Reference
 
 from vime_r3.trace import decode
 
-TRAINER = os.environ.get("VIME_PYTHON_TRAINER")
 PROMPTS = [[1, 5, 9, 17, 33, 40, 8], [3], list(range(3, 40))]
 BOUND = 1e-5
 
-pytestmark = pytest.mark.skipif(not TRAINER, reason="VIME_PYTHON_TRAINER names no interpreter with vime-trainer")
+pytestmark = pytest.mark.skipif(
+    not replaying.TRAINER, reason="VIME_PYTHON_TRAINER names no interpreter with vime-trainer"
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,35 +38,24 @@ def glm():
         yield process
 
 
-def megatron(folder, sequences, temperature, work, routes=None):
+def megatron(trainer, folder, sequences, temperature, work, routes=None):
     """Log-probabilities of every token but the first of each sequence, by ``vime-trainer logprobs``."""
     data, output = work / "tokens.jsonl", work / "logprobs.jsonl"
     lines = [{"tokens": row, "temperature": temperature} for row in sequences]
     # The same sequences once more, with routes.
     lines += [line | {"routes": ids} for line, ids in zip(lines, routes or [], strict=False)]
     data.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    command = [
-        TRAINER,
-        "-m",
-        "vime_trainer",
-        "logprobs",
-        "--model",
-        str(folder),
-        "--data",
-        str(data),
-        "--output",
-        str(output),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    trainer.ask("logprobs", "--model", folder, "--data", data, "--output", output)
     return [np.array(json.loads(line)["logprobs"][1:]) for line in output.read_text().splitlines()]
 
 
-def spread(engine, folder, temperature, work):
+def spread(engine, trainer, folder, temperature, work):
     """Largest difference between any two of the three, over every generated token."""
     answers = [engine.generate(prompt, 12, temperature=temperature, ignore_eos=True, seed=5) for prompt in PROMPTS]
     reference = Reference(folder)
-    rows = megatron(folder, [[*p, *a.tokens] for p, a in zip(PROMPTS, answers, strict=True)], temperature, work)
+    rows = megatron(
+        trainer, folder, [[*p, *a.tokens] for p, a in zip(PROMPTS, answers, strict=True)], temperature, work
+    )
     worst = 0.0
     for prompt, answer, row in zip(PROMPTS, answers, rows, strict=True):
         three = np.stack(
@@ -80,19 +68,19 @@ def spread(engine, folder, temperature, work):
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["tied", "untied", "moe", "glm"])
-def test_the_three_agree_before_and_after_an_update(name, request, tmp_path):
+def test_the_three_agree_before_and_after_an_update(name, request, trainer, tmp_path):
     engine = request.getfixturevalue(name)
     engine.pusher().push(engine.tensors, engine.next_version())
-    assert spread(engine, engine.folder, 0.7, tmp_path) < BOUND
+    assert spread(engine, trainer, engine.folder, 0.7, tmp_path) < BOUND
     other = models.weights(engine.config, 22)
     engine.pusher().push(other, engine.next_version(), chunks=3)
     folder = models.save(tmp_path / "other", engine.config, other)
-    assert spread(engine, folder, 1.0, tmp_path) < BOUND
+    assert spread(engine, trainer, folder, 1.0, tmp_path) < BOUND
     engine.pusher().push(engine.tensors, engine.next_version())
 
 
 @pytest.mark.timeout(900)
-def test_glm_routes_are_those_of_its_sparse_layers_and_replay_needs_no_bias(glm, tmp_path):
+def test_glm_routes_are_those_of_its_sparse_layers_and_replay_needs_no_bias(glm, trainer, tmp_path):
     """The trainer is given the engine's routes and other biases of the choice: it must still score as the engine does."""
     other = models.weights(glm.config, 23)
     glm.pusher().push(other, glm.next_version(), chunks=2)
@@ -115,7 +103,7 @@ def test_glm_routes_are_those_of_its_sparse_layers_and_replay_needs_no_bias(glm,
     def furthest(rows):
         return max(np.abs(row[-len(one) :] - one).max() for row, one in zip(rows, scores, strict=True))
 
-    rows = megatron(folder, sequences, 1.0, tmp_path, routes)
+    rows = megatron(trainer, folder, sequences, 1.0, tmp_path, routes)
     assert furthest(rows[: len(scores)]) > 1e-2
     assert furthest(rows[len(scores) :]) < BOUND
     glm.pusher().push(glm.tensors, glm.next_version())
@@ -123,7 +111,7 @@ def test_glm_routes_are_those_of_its_sparse_layers_and_replay_needs_no_bias(glm,
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["moe", "glm"])
-def test_a_trainer_with_other_routers_runs_the_experts_of_the_engine(name, request, tmp_path):
+def test_a_trainer_with_other_routers_runs_the_experts_of_the_engine(name, request, trainer, tmp_path):
     """Its own choice differs in more than a tenth of the tokens; gates are its own, over the engine's experts."""
     engine = request.getfixturevalue(name)
     # As large as weights of trained models are, not more: then float32 leaves errors below a millionth.
@@ -132,7 +120,7 @@ def test_a_trainer_with_other_routers_runs_the_experts_of_the_engine(name, reque
     engine.pusher().push(tensors, engine.next_version())
     answers = replaying.generate(engine, PROMPTS, 40)
     engine.pusher().push(engine.tensors, engine.next_version())
-    same = replaying.replay(folder, answers, tmp_path)
+    same = trainer.replay(folder, answers, tmp_path)
     assert np.abs(answers.of_answers(same["replayed"]) - answers.scores).mean() < 1e-6
     assert same["flips"].sum() == 0
 
@@ -143,7 +131,7 @@ def test_a_trainer_with_other_routers_runs_the_experts_of_the_engine(name, reque
         for key, value in tensors.items()
     }
     folder = models.save(tmp_path / "drifted", engine.config, drifted)
-    got = replaying.replay(folder, answers, tmp_path)
+    got = trainer.replay(folder, answers, tmp_path)
     rows = answers.has_row
     assert (got["flips"] > 0.1 * rows.sum()).all()
     experts = np.zeros_like(got["chosen"])

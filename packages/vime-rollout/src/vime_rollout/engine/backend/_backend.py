@@ -40,7 +40,7 @@ class Backend:
 
     @classmethod
     async def start(cls, settings: EngineSettings, model: ModelDescription) -> Backend:
-        """Loads the model; takes half a minute or more. Must run in the main thread.
+        """Loads the model. Must run in the main thread, before gRPC has any.
 
         Raises:
             RuntimeError: vime-rollout is not installed (only importable), so that vLLM cannot find its plugin.
@@ -48,9 +48,16 @@ class Backend:
         _require_plugin()
         _environment.prepare(settings)
         from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments(settings, model)))
+        arguments = AsyncEngineArgs(**engine_arguments(settings, model))
+        if current_platform.is_cpu():
+            config = arguments.create_engine_config()
+            _environment.fork_from_here(eager=config.model_config.enforce_eager)
+            engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+        else:
+            engine = AsyncLLM.from_engine_args(arguments)
         return cls(engine, await engine.get_supported_tasks(), settings)
 
     @property

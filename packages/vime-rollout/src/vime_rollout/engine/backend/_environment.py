@@ -12,7 +12,7 @@ def prepare(settings: EngineSettings) -> None:
     os.environ.update(
         {
             "VIME_ENGINE": "1",
-            # A forked child of a process with gRPC threads deadlocks.
+            # A forked child of a process that has used CUDA, or has gRPC threads, deadlocks.
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
             "VLLM_LOGGING_LEVEL": settings.log_level,
@@ -30,3 +30,19 @@ def prepare(settings: EngineSettings) -> None:
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
     if settings.cpu_threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(settings.cpu_threads)
+
+
+def fork_from_here(eager: bool) -> None:
+    """Makes vLLM's processes copies of this one, so that none imports vLLM again: on CPU that is most of a start.
+
+    Call it when vLLM's configuration is made, which on CPU chooses otherwise, while this process has no threads of gRPC and has
+    run nothing on threads of OpenMP. Both would deadlock a copy.
+
+    Args:
+        eager: compile nothing at all. vLLM's own "eager" still has a C++ compiler make kernels of samplers and routers.
+    """
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    if eager:
+        import torch._dynamo
+
+        torch._dynamo.config.disable = True

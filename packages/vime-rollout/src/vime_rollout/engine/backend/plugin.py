@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.util
 import os
 import threading
 
@@ -23,7 +24,14 @@ def register() -> None:
     except ValueError as error:
         # vLLM itself, or another plug-in, has one of this name: its bytes would go elsewhere than where we send them.
         raise ValueError(f"vime-rollout cannot register the weight transport {NAME!r} with vLLM: {error}") from error
-    if os.environ.get("VIME_ENGINE") and multiprocessing.parent_process() is not None:
+    if os.environ.get("VIME_ENGINE"):
+        _in_child()
+        # vLLM does not load plug-ins again in a process that is a copy of one which has.
+        multiprocessing.util.register_after_fork(register, lambda _: _in_child())
+
+
+def _in_child() -> None:
+    if multiprocessing.parent_process() is not None:
         _end_with_parent()
         _ask_for_amx()
 
