@@ -66,6 +66,21 @@ def test_whole_row_chunks_decode_without_a_copy(make_ids):
     assert not routes.ids.flags.owndata and not routes.ids.flags.writeable
 
 
+def test_chunks_may_come_in_any_order(make_ids):
+    ids = make_ids(30)
+    trace = encode(ids, layer_ids=range(4), experts=8, version=V1, chunk_rows=7)
+    shuffled = pb.RoutingTrace()
+    shuffled.CopyFrom(trace)
+    del shuffled.header.chunks[:]
+    shuffled.header.chunks.extend(trace.header.chunks[index] for index in (3, 0, 4, 2, 1))
+    np.testing.assert_array_equal(decode(shuffled).ids, ids)
+    # Another order of the payload: the first chunk's rows are stored last.
+    moved = pb.RoutingTrace(header=trace.header, inline=trace.inline[56:] + trace.inline[:56])
+    for chunk in moved.header.chunks:
+        chunk.stored.offset = (chunk.stored.offset - 56) % len(moved.inline)
+    np.testing.assert_array_equal(decode(moved).ids, ids)
+
+
 def test_holes_are_masked_and_their_ids_never_leave(make_ids):
     ids = make_ids(6)
     valid = np.array([True, False, False, True, True, False])
@@ -116,13 +131,14 @@ def test_truncate_keeps_the_first_rows(make_ids):
     np.testing.assert_array_equal(short.ids[short.valid], np.delete(ids[:9], 3, axis=0))
 
 
+@pytest.mark.parametrize("where", [0, 1, 2])
 @pytest.mark.parametrize("compression", [pb.COMPRESSION_NONE, pb.COMPRESSION_ZSTD])
-def test_a_flipped_byte_is_refused(make_ids, compression):
+def test_a_flipped_byte_is_refused(make_ids, compression, where):
     trace = encode(make_ids(50), layer_ids=range(4), experts=8, version=V1, chunk_rows=20, compression=compression)
     broken = bytearray(trace.inline)
-    broken[trace.header.chunks[1].stored.offset + 9] ^= 1
+    broken[trace.header.chunks[where].stored.offset + 9] ^= 1
     trace.inline = bytes(broken)
-    with pytest.raises(ContractError, match=r"chunks\[1\]"):
+    with pytest.raises(ContractError, match=rf"chunks\[{where}\]"):
         decode(trace)
 
 
@@ -177,10 +193,22 @@ def test_any_duplicate_of_eight_ids_is_found(seed, first, second, experts):
             encode(ids, layer_ids=[0, 1], experts=experts, version=V1)
 
 
+@pytest.mark.parametrize("row", [0, 2730, 2999])
+def test_a_duplicate_is_found_in_whichever_block_it_lies(make_ids, row):
+    # 18,000 words of eight ids: the last ones are no full block.
+    ids = np.ascontiguousarray(np.broadcast_to(np.arange(8, dtype=np.uint8), (3000, 6, 8)))
+    ids[row, 5, 7] = ids[row, 5, 3]
+    with pytest.raises(ContractError, match=f"row {row}, layer 5: .* twice"):
+        encode(ids, layer_ids=range(6), experts=8, version=V1)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda h: h.ClearField("rows"), "header.rows: must be set"),
+        (lambda h: h.chunks[0].rows.ClearField("start"), r"chunks\[0\].rows: start and stop must be set"),
+        (lambda h: h.chunks[1].layers.ClearField("stop"), r"chunks\[1\].layers: start and stop must be set"),
+        (lambda h: h.chunks[0].stored.ClearField("offset"), r"chunks\[0\].stored: offset and length must be set"),
         (lambda h: setattr(h, "rows", 31), "no chunk|no policy version"),
         (lambda h: setattr(h, "rows", 1 << 60), "no chunk|no policy version"),
         (lambda h: setattr(h, "experts", 0), r"header.experts: must be in \[1, 65536\]"),

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from vime_proto.errors import ContractError
 from vime_proto.routing.v1 import routing_pb2 as pb
@@ -31,6 +33,49 @@ def test_bytes_are_those_of_the_message(make_ids, more):
         routes = loads(source, rows=300)
         assert np.array_equal(routes.valid, decode(trace).valid)
         np.testing.assert_array_equal(routes.ids, decode(trace).ids)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_protobuf_reads_the_same_from_any_serialization(data):
+    """What `dumps` writes is a message equal to `encode`'s, and `loads` reads whatever is one: fields in any order, a header in
+    two parts, a payload given twice."""
+    experts, top_k = data.draw(st.sampled_from([(4, 1), (8, 2), (160, 8), (300, 3)]))
+    rows, layers = data.draw(st.integers(0, 40)), data.draw(st.integers(1, 5))
+    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    ids = rng.random((rows, layers, experts)).argsort(axis=-1)[..., :top_k]
+    ids = data.draw(
+        st.sampled_from([ids, ids.astype(np.uint16), ids[::-1, :, ::-1].astype(np.int32), np.asfortranarray(ids)])
+    )
+    model = {
+        "layer_ids": np.sort(rng.permutation(20)[:layers]).tolist(),
+        "experts": experts,
+        "version": V1,
+        "valid": rng.random(rows) < data.draw(st.sampled_from([1.0, 0.7])),
+        "inexact": [(rows // 2, rows)],
+        "chunk_rows": data.draw(st.integers(1, 50)),
+        "chunk_layers": data.draw(st.sampled_from([None, 1, 2, 9])),
+        "compression": data.draw(st.sampled_from([pb.COMPRESSION_NONE, pb.COMPRESSION_ZSTD])),
+    }
+    trace, written = encode(ids, **model), dumps(ids, **model)
+    assert pb.RoutingTrace.FromString(written) == trace and len(written) == len(trace.SerializeToString())
+
+    payload = pb.RoutingTrace(inline=trace.inline).SerializeToString()
+    part = pb.RoutingTraceHeader(chunks=trace.header.chunks)
+    rest = pb.RoutingTraceHeader()
+    rest.CopyFrom(trace.header)
+    rest.ClearField("chunks")
+    pieces = [pb.RoutingTrace(header=header).SerializeToString() for header in (rest, part)] + [payload]
+    pieces += [payload] * data.draw(st.integers(0, 1))
+    other = b"".join(data.draw(st.permutations(pieces)))
+    assert pb.RoutingTrace.FromString(other) == trace
+    want = decode(trace, rows=rows)
+    for source in (written, other):
+        routes = loads(source, rows=rows)
+        np.testing.assert_array_equal(routes.ids, want.ids)
+        np.testing.assert_array_equal(routes.valid, want.valid)
+        np.testing.assert_array_equal(routes.exact, want.exact)
+    np.testing.assert_array_equal(want.ids[want.valid], ids[want.valid])
 
 
 def test_a_trace_without_rows():
