@@ -18,6 +18,7 @@ import torch
 from vime_proto.sample.v1 import sample_pb2
 from vime_proto.tensor import to_tensor
 from vime_proto.version import policy_version
+from vime_r3.megatron import Usage
 from vime_r3.trace import encode
 from vime_trainer.batch import BatchIndex, index_group, read_columns
 from vime_trainer.packed import TokenOutputs
@@ -38,12 +39,21 @@ class NoModel:
     def __init__(self):
         self.weight = torch.zeros(1, requires_grad=True)
 
+    def routed_tokens(self, micro_batches):
+        return [np.arange(sum(lengths)) for lengths in micro_batches]
+
     def run(self, batches, wanted, loss=None):
-        outputs = [TokenOutputs(self.weight.expand(b.total) - 1.0, torch.ones(b.total)) for b in batches]
+        outputs = [self._outputs(batch) for batch in batches]
         if loss is not None:
             for i, one in enumerate(outputs):
                 loss(i, one).backward()
         return outputs
+
+    def _outputs(self, batch):
+        none = torch.zeros(batch.total, dtype=torch.int64)
+        flips = torch.zeros(len(LAYERS), dtype=torch.int64)
+        usage = Usage(LAYERS, batch.total, flips, none > 0, replayed=none + len(LAYERS))
+        return TokenOutputs(self.weight.expand(batch.total) - 1.0, torch.ones(batch.total), usage)
 
     def zero_grad(self):
         self.weight.grad = None

@@ -90,6 +90,37 @@ def test_routers_are_found_by_global_layer_number(moe_folder, dense_folder):
     assert Policy.from_hf(dense_folder).router_modules() == {}
 
 
+def test_a_hole_routes_itself_and_a_row_that_was_not_fetched_is_refused(moe_folder):
+    """Of two context-parallel ranks one has asked for its rows, of which the engine had no fifth one."""
+    from vime_trainer.policy._layouts import Cut, prepare, routed_tokens
+
+    batch = replayed(pack(rows()), np.ones((24, 2, 2), np.uint8), (0, 2), np.arange(24) != 5)
+    places = routed_tokens(batch.lengths, False, Cut(0, 2), 24)
+    assert places.tolist() == [*range(6), *range(18, 24)]
+    routes = dataclasses.replace(batch.routes, fetched=np.isin(np.arange(24), places))
+    given = dataclasses.replace(batch, routes=routes)
+    shared = (None, torch.device("cpu"), torch.float32, False, 61)
+    mine = prepare(given, *shared, Cut(0, 2))
+    assert np.array_equal(mine.seen, places) and mine.routes.valid.tolist() == [place != 5 for place in places]
+    with pytest.raises(
+        ValueError, match="routes: token 6 of a batch is routed on this rank, which has not fetched its row"
+    ):
+        prepare(given, *shared, Cut(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("routed", "replayed", "said"),
+    [([2, 4], [2, 0], "token 1 .* routed in 4 of 2"), ([2, 2], [1, 2], "token 0 .* replayed in 1")],
+)
+def test_tokens_of_all_ranks_together_are_routed_and_replayed_once(routed, replayed, said):
+    from vime_r3.megatron import ReplayError
+    from vime_trainer.policy._usage import _check_once
+
+    _check_once(torch.tensor([2, 2, 2]), torch.tensor([0, 2, 2]), 2)
+    with pytest.raises(ReplayError, match=said):
+        _check_once(torch.tensor(routed), torch.tensor(replayed), 2)
+
+
 def test_routes_recorded_in_one_cut_are_replayed_in_another(moe_folder):
     """The old policy's choice (R2): kept sample by sample, and used after the weights have moved."""
     from vime_trainer.packed import RecordRows
@@ -105,7 +136,9 @@ def test_routes_recorded_in_one_cut_are_replayed_in_another(moe_folder):
     for router in policy.router_modules().values():
         router.weight.data += torch.randn(router.weight.shape, generator=torch.Generator().manual_seed(1))
     order = (2, 0, 1)
-    batch = replayed(pack([sequences[i] for i in order]), np.concatenate([parts[i] for i in order]), (0, 2), measure=True)
+    batch = replayed(
+        pack([sequences[i] for i in order]), np.concatenate([parts[i] for i in order]), (0, 2), measure=True
+    )
     chosen = {}
     for layer, router in policy.router_modules().items():
         router.register_forward_hook(lambda _m, _i, out, layer=layer: chosen.update({layer: out[1].clone()}))

@@ -130,8 +130,10 @@ def test_measured_flips_are_those_of_the_models_own_choice(batch):
     assert same.flips.tolist() == [0, 0, 0] and not same.flipped.any()
     ids = random_ids(12, 3)
     valid = np.arange(12) != 4
-    with replay.use(ids, valid, measure=True) as usage:
+    with replay.use(ids, valid, measure=True, exact=np.arange(12) > 5) as usage:
         run(model, batch[0])
+    assert usage.replayed.tolist() == [3 * int(one) for one in valid] and same.replayed.tolist() == [3] * 12
+    assert torch.nonzero(usage.inexact).flatten().tolist() == [0, 1, 2, 3, 5] and same.inexact is None
     first = compare(own[0][:, None].numpy(), ids[:, :1].numpy(), layer_ids=(0,), valid=valid)
     assert int(usage.flips[0]) == int(first.flips[0])
     assert not usage.flipped[4]

@@ -20,13 +20,18 @@ class ReplayRows:
         ids: integers [T, layers, top_k]; row i routes token i.
         valid: bool [T]; tokens that are false route themselves.
         layer_ids: global layer numbers of `ids`, counted from 0.
-        measure: count tokens that the model alone would have routed otherwise.
+        measure: count rows that are replayed, and tokens that the model alone would have routed otherwise.
+        exact: bool [T]; tokens whose rows are what the engine computed; None when nothing is said of it.
+        fetched: bool [T]; tokens whose rows this rank has asked for. Where it is true and `valid` is not there is a hole;
+            where it is false nothing is known, and a rank that routes such a token refuses. None: all.
     """
 
     ids: Any
     valid: Any
     layer_ids: tuple[int, ...]
     measure: bool = False
+    exact: Any = None
+    fetched: Any = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,8 @@ class TokenOutputs:
     Attributes:
         logprobs: float32 [T], natural log of the probability of token i; 0 for the first token of a sequence.
         entropy: float32 [T], entropy in nats of the distribution that token i was drawn from; 0 for the first token.
-        usage: vime_r3.megatron.Usage of the pass; None when no routes were replayed.
+        usage: vime_r3.megatron.Usage of the pass, of all MoE layers and tokens on whichever ranks they are; None when no
+            routes were replayed.
     """
 
     logprobs: Tensor

@@ -131,20 +131,30 @@ def micro_batches(variant: str, model: str = "moe") -> list[tuple[PackedBatch, t
 
 
 def with_routes(batch: PackedBatch, seed: int, layers: tuple[int, ...]) -> PackedBatch:
-    """Routes that the model would not have chosen; last tokens of sequences have none."""
+    """Routes that the model would not have chosen; last tokens of sequences have none, and some others neither."""
     generator = np.random.default_rng(seed)
     ids = np.stack([[generator.permutation(EXPERTS)[:TOP_K] for _ in layers] for _ in range(batch.total)]).astype(
         np.uint8
     )
     valid = np.ones(batch.total, dtype=bool)
     valid[batch.cu_seqlens[1:].numpy() - 1] = False
-    return PackedBatch(
-        batch.tokens,
-        batch.positions,
-        batch.cu_seqlens,
-        batch.temperature,
-        ReplayRows(ids, valid, layers, measure=True),
-    )
+    valid[2::7] = False
+    exact = np.arange(batch.total) % 3 > 0
+    return replace(batch, routes=ReplayRows(ids, valid, layers, measure=True, exact=exact))
+
+
+def as_fetched(policy: Policy, batches: list[PackedBatch]) -> list[PackedBatch]:
+    """The batches with only those routes that this rank asks for: rows of the tokens that it routes, in its layers."""
+    found = []
+    layers = [layer for layer in policy.layers if layer in policy.arch.moe_layers]
+    for batch, places in zip(batches, policy.routed_tokens([batch.lengths for batch in batches]), strict=True):
+        routes = batch.routes
+        fetched = np.isin(np.arange(batch.total), places)
+        columns = [routes.layer_ids.index(layer) for layer in layers]
+        ids = np.where(fetched[:, None, None], routes.ids[:, columns], np.uint8(0))
+        mine = replace(routes, ids=ids, valid=routes.valid & fetched, layer_ids=tuple(layers), fetched=fetched)
+        found.append(replace(batch, routes=mine))
+    return found
 
 
 def make_model(case: Case, root: Path) -> Policy | ValueModel:
@@ -167,9 +177,9 @@ def run(case: Case, root: Path) -> dict[str, torch.Tensor]:
     """Everything that must not depend on the layout, as far as this rank has it.
 
     Returns:
-        "logprobs.N", "entropy.N" of micro-batch N before the first step and "flipped.N", "flips.N" where routes were
-        replayed, on ranks of the last stage; "loss", "norm" and "applied" of each step; the Hugging Face tensors after the
-        steps as "hf.NAME" on rank 0.
+        "logprobs.N", "entropy.N" of micro-batch N before the first step and "flipped.N", "flips.N", "replayed.N" (and
+        "inexact.N" of given routes) where routes were replayed, on ranks of the last stage; "loss", "norm" and "applied"
+        of each step; the Hugging Face tensors after the steps as "hf.NAME" on rank 0.
     """
     policy = make_model(case, root)
     here = policy.parallel
@@ -178,6 +188,8 @@ def run(case: Case, root: Path) -> dict[str, torch.Tensor]:
     work = micro_batches(case.variant, case.model)
     mine = list(range(len(work)))[here.data_rank :: here.data_size]
     batches, masks = [work[n][0] for n in mine], [work[n][1] for n in mine]
+    if case.variant == "routed":
+        batches = as_fetched(policy, batches)
     if case.variant == "recorded":
         policy.run([replace(batch, routes=RecordRows()) for batch in batches], masks)
         kept = [replace(routes, measure=True) for routes in policy.recorded]
@@ -187,6 +199,9 @@ def run(case: Case, root: Path) -> dict[str, torch.Tensor]:
         found[f"logprobs.{number}"], found[f"entropy.{number}"] = out.logprobs, out.entropy
         if out.usage is not None:
             found[f"flips.{number}"], found[f"flipped.{number}"] = out.usage.flips, out.usage.flipped.long()
+            found[f"replayed.{number}"] = out.usage.replayed
+            if case.variant == "routed":
+                found[f"inexact.{number}"] = out.usage.inexact.long()
     losses, norms, applied = [], [], []
     for _ in range(2):
         optimizer.zero_grad()

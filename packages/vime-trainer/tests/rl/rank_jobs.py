@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import torch
 from make import answer, group, index_of, prompt, rollout, sample, samples_of
 from stages import settings_for
 from test_megatron import groups_of
@@ -14,6 +16,10 @@ from test_services import import_settings
 from tests_support import tiny_moe_folder
 
 from vime_proto.sample.v1 import sample_pb2
+from vime_proto.tensor import to_numpy, to_tensor
+from vime_proto.version import policy_version
+from vime_r3.trace import encode
+from vime_trainer.packed import pack
 from vime_trainer.policy import Policy
 from vime_trainer.rl import write_batch
 
@@ -49,16 +55,16 @@ def odd_batches(folder):
 
 
 def megatron_settings(tmp, output, **changes):
-    """Two steps of two optimizer steps each on what a Megatron engine answered, with its routes. An epsilon that large
+    """Two steps of two optimizer steps each on what a Megatron engine answered, with its routes. The steps and the pass
+    that scores the batch put different samples together, so that a rank sees other tokens of them. An epsilon that large
     makes Adam's steps follow the gradient, so that what is nearly 0 does not turn with the last bit."""
     return import_settings(
         tmp / "answers",
         output,
         model=tmp / "model",
-        r3="replay",
-        batch={"groups": 2, "group_size": 3, "token_budget": 12, "optimizer_steps": 2},
+        batch={"groups": 2, "group_size": 3, "token_budget": 20, "optimizer_steps": 2},
         optimizer={"learning_rate": 1e-2, "epsilon": 1e-2},
-        **{"algorithm": {"kl": {"coefficient": 0.1}}, **changes},
+        **{"r3": "replay", "algorithm": {"kl": {"coefficient": 0.1}}, **changes},
     )
 
 
@@ -87,12 +93,34 @@ def sft_settings(tmp, name):
     }  # fmt: skip
 
 
+def wilful(engine):
+    """Groups of an engine that chose other experts than the model would, and lost some rows: log-probs are of the routes
+    that it says, with the model's own where it says nothing. Two rows of each sample are marked as not exact."""
+    groups, random = groups_of(engine), np.random.default_rng(9)
+    layers, experts = engine.replay.layer_ids, engine.arch.experts
+    for number, one in enumerate(samples_of(groups).values()):
+        start, made = (to_numpy(segment.token_ids) for segment in one.segments)
+        count = len(start) + len(made)
+        ids = np.argsort(random.random((count, len(layers), experts)))[..., : engine.arch.top_k].astype(np.uint8)
+        valid = np.arange(count) % (4 + number) != 2
+        valid[-1] = False
+        with torch.no_grad(), engine.replay.use(ids, valid):
+            logprobs = engine(pack([[*start, *made]])).logprobs[len(start) :].numpy()
+        one.segments[1].generation.logprobs.CopyFrom(to_tensor(logprobs))
+        trace = encode(
+            ids[:-1], layer_ids=layers, experts=experts, version=policy_version("run", 0, 0), valid=valid[:-1],
+            inexact=[(3, 5)], chunk_rows=3,
+        )  # fmt: skip
+        one.routing.CopyFrom(trace)
+    return groups
+
+
 def write_inputs(tmp):
     """A model, what it answered as an engine, and rows to learn."""
     tiny_moe_folder(tmp / "model")
     engine = Policy.from_hf(tmp / "model")
     engine.attach_replay()
-    groups = groups_of(engine)
+    groups = wilful(engine)
     groups[0].rollouts[1].status = sample_pb2.ROLLOUT_STATUS_TRUNCATED
     for ordinal in range(2):
         name = f"{ordinal:06d}"
@@ -129,6 +157,8 @@ def jobs_of(stages, tmp, odd):
         settings = megatron_settings(tmp, tmp / name).model_dump(mode="json", exclude={"parallel"})
         jobs.append({"name": name, "layout": layout, "settings": settings, "megatron": True})
         jobs.append({"name": f"sft_{name}", "layout": layout, "sft": sft_settings(tmp, f"sft_{name}")})
+    recorded = megatron_settings(tmp, tmp / "cp2_recorded", r3="record").model_dump(mode="json", exclude={"parallel"})
+    jobs.append({"name": "cp2_recorded", "layout": LAYOUTS["cp2"], "settings": recorded, "megatron": True})
     jobs += [{"name": name, "layout": {}, "check": name} for name in checks]
     jobs.append({**waiting, "interrupted_rank": 1})
     return jobs

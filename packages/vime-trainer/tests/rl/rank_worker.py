@@ -3,7 +3,8 @@
     RANK=0 WORLD_SIZE=2 ... python rank_worker.py JOBS.json RESULTS
 
 A job is {"name", "layout", and one of "settings" of a run of the toy model (of a real one if "megatron"), "sft": settings of
-fine-tuning, "check": name of a function here}.
+fine-tuning, "check": name of a function here}. What a real model's runs received of the routes is the result
+"<name>/received".
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import sys
 import threading
 from pathlib import Path
 
+from served_folder import served_folder
 from toy_ranks import RankedToy
 
 from vime_trainer.batch import RefusedSamplesError
 from vime_trainer.megatron import ParallelConfig, initialize
 from vime_trainer.ranks import rank
-from vime_trainer.rl import Interrupted, RlSettings, train
+from vime_trainer.rl import Interrupted, RlSettings, _run, train
 from vime_trainer.rl._megatron import MegatronBackend
 from vime_trainer.rl._team import RankLostError, Team
 from vime_trainer.sft import SftSettings, run_sft
@@ -69,18 +71,29 @@ def a_rank_that_dies_is_noticed(team: Team) -> str:
     return "nothing"
 
 
-def run(job: dict) -> object:
+def train_served(settings: RlSettings, received: list) -> str:
+    """As `train`, of exported batches that a buffer holds."""
+    with served_folder(settings) as (source, counted):
+        _run.FolderSource = source
+        reason = train(settings, MegatronBackend)
+    received += counted
+    return reason
+
+
+def run(job: dict, received: list) -> object:
     """What came of a job, for JSON."""
     if "check" in job:
         return globals()[job["check"]](Team(initialize(ParallelConfig(**job["layout"]))))
     if "sft" in job:
         return str(run_sft(SftSettings(**job["sft"], parallel=job["layout"])))
     settings = RlSettings(**job["settings"], parallel=job["layout"])
+    if job.get("megatron"):
+        return train_served(settings, received)
     interrupt = threading.Event()
     if rank() == job.get("interrupted_rank"):
         threading.Timer(1.0, interrupt.set).start()
     try:
-        return train(settings, MegatronBackend if job.get("megatron") else RankedToy, interrupt)
+        return train(settings, RankedToy, interrupt)
     except Interrupted:
         return "interrupted"
 
@@ -88,7 +101,8 @@ def run(job: dict) -> object:
 def main() -> None:
     jobs, results = json.loads(Path(sys.argv[1]).read_text()), {}
     for job in jobs:
-        results.setdefault(job["name"], []).append(run(job))
+        received = results.setdefault(f"{job['name']}/received", [])
+        results.setdefault(job["name"], []).append(run(job, received))
     Path(sys.argv[2], f"{rank()}.json").write_text(json.dumps(results))
 
 

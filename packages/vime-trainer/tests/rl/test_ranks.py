@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from make import samples_of
 from rank_jobs import (
     LAYOUTS,
     LIVE,
@@ -29,6 +30,7 @@ from vime_proto.channel import open_sync_channel
 from vime_proto.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 from vime_trainer.checkpoint import list_steps
 from vime_trainer.rl import train
+from vime_trainer.rl._batches import read_groups
 from vime_trainer.rl._megatron import MegatronBackend
 from vime_trainer.sft import SftSettings, run_sft
 
@@ -172,7 +174,8 @@ def alone(ran, tmp_path_factory):
     """The same runs of the real model, in this process."""
     tmp, *_ = ran
     output = tmp_path_factory.mktemp("alone")
-    train(megatron_settings(tmp, output / "rl"), MegatronBackend)
+    for name, r3 in {"rl": "replay", "rl_recorded": "record"}.items():
+        train(megatron_settings(tmp, output / name, r3=r3), MegatronBackend)
     train(ppo_settings(tmp, output / "ppo"), MegatronBackend)
     run_sft(SftSettings(**{**sft_settings(tmp, "sft"), "output": output / "sft"}))
     return output
@@ -194,10 +197,53 @@ def test_every_layout_equals_one_process(name, ran, alone):
     for row, other in zip(rows, expected, strict=True):
         assert figures_of(row) == pytest.approx(figures_of(other), rel=2e-4, abs=2e-6)
         routes = {key: value for key, value in other.items() if key.startswith("r3/")}
-        assert {key: row[key] for key in routes} == routes and routes["r3/rows_replayed"] > 0
+        assert {key: row[key] for key in routes} == routes
+        for key in ("rows_replayed", "holes", "inexact", "rows_flipped"):
+            assert 0 < routes[f"r3/{key}"] < routes["r3/rows"]
     # The engine had the very weights of the first step, whatever the layout.
     assert rows[0]["train_rollout_logprob_abs_diff/max"] < 1e-5 < rows[0]["logprob_abs_diff_shifted_routes"]
     assert_weights_equal(tmp / name, alone / "rl")
+
+
+@pytest.mark.parametrize("name", ["tp2", "pp2", "cp2"])
+def test_measurements_of_one_micro_batch_equal_those_of_one_process(name, ran, alone):
+    """With every route one row late, a rank reads rows of tokens that another routes."""
+    tmp, *_ = ran
+    for way in ("with_replay", "without_replay", "shifted_routes"):
+        key = f"logprob_abs_diff_{way}"
+        found, expected = (steps(folder)[0][key] for folder in (tmp / name, alone / "rl"))
+        assert found == pytest.approx(expected, rel=2e-4, abs=2e-6)
+
+
+def test_the_old_policys_own_routes_under_context_parallelism_equal_one_process(ran, alone):
+    tmp, results, *_ = ran
+    assert [one["cp2_recorded"] for one in results] == [["finished"]] * 2
+    assert not any(sum(fetch.values()) for one in results for fetch in one["cp2_recorded/received"])
+    rows, expected = steps(tmp / "cp2_recorded"), steps(alone / "rl_recorded")
+    for row, other in zip(rows, expected, strict=True):
+        assert figures_of(row) == pytest.approx(figures_of(other), rel=2e-4, abs=2e-6)
+        routes = {key: value for key, value in other.items() if key.startswith("r3/")}
+        assert {key: row[key] for key in routes} == routes
+        assert routes["r3/rows_replayed"] == routes["r3/rows"] > 0 == routes["r3/holes"]
+    assert_weights_equal(tmp / "cp2_recorded", alone / "rl_recorded")
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_ranks_receive_their_part_of_the_routes(name, ran):
+    """Counted where they arrive, of a buffer: bytes of the rows' ids."""
+    tmp, results, *_ = ran
+    traces = samples_of(read_groups(tmp / "answers" / "000000" / "groups.binpb"))
+    whole = {key: len(one.routing.inline) for key, one in traces.items()}
+    for batch in range(2):
+        first, second = (one[f"{name}/received"][batch] for one in results)
+        mine, others, total = sum(first.values()), sum(second.values()), sum(whole.values())
+        if name in ("dp2", "ep2"):
+            assert first | second == whole and not first.keys() & second.keys()
+        elif name == "pp2":
+            assert all(first[key] == second[key] == size // 2 for key, size in whole.items())
+        else:
+            # Most rows are needed by one rank in one cut of the batch and by the other in another.
+            assert mine < total > others and total <= mine + others < 2 * total
 
 
 @pytest.mark.parametrize("name", PPO)

@@ -191,8 +191,8 @@ def test_the_critic_sees_all_that_a_truncated_rollout_has(budget):
 
 def test_a_batch_of_which_a_sample_is_missing_is_refused_not_exported(tmp_path):
     class Losing(FolderSource):
-        def fetch(self, leased, samples=None, layers=None):
-            found = dict(super().fetch(leased, samples, layers))
+        def fetch(self, leased, samples=None, routes=None):
+            found = dict(super().fetch(leased, samples, routes))
             del found["s1"]
             return found
 

@@ -52,6 +52,9 @@ def slice_trace(
                 compression=routing_pb2.COMPRESSION_NONE,
             )
             out += part
+    # A chunk may cover rows that are holes.
+    for hole in old.holes:
+        covered[hole.start : hole.stop] = False
     header.holes.extend(_runs(~covered))
     header.spans.extend(old.spans)
     header.inexact.extend(old.inexact)

@@ -23,6 +23,10 @@ class Usage:
         flipped: bool ``[tokens]``: such tokens in any layer; None unless measured.
         recomputed: how often each layer's router ran in the last backward pass, which is how often it read its rows
             again; None before one.
+        replayed: int64 ``[tokens]``: in how many of these layers each token took the row that was given; 0 for a hole. None
+            unless measured.
+        inexact: bool ``[tokens]``: tokens with a row that the engine did not compute as it is replayed; None unless measured
+            and told.
     """
 
     layer_ids: tuple[int, ...]
@@ -30,6 +34,8 @@ class Usage:
     flips: torch.Tensor | None = None
     flipped: torch.Tensor | None = None
     recomputed: list[int] | None = None
+    replayed: torch.Tensor | None = None
+    inexact: torch.Tensor | None = None
 
     def check_recomputed(self, recompute: bool) -> None:
         """Checks after the backward pass that every router read its rows again once with recomputation, never without.
@@ -144,5 +150,7 @@ class Pass:
         if usage.flips is None:
             usage.flips = torch.zeros(len(self.layer_ids), dtype=torch.int64, device=ids.device)
             usage.flipped = torch.zeros_like(differs)
+            usage.replayed = torch.zeros(len(differs), dtype=torch.int64, device=ids.device)
+        usage.replayed += 1 if self.valid is None else self.valid
         usage.flips[place] += differs.sum()
         usage.flipped |= differs

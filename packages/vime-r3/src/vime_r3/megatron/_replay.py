@@ -77,6 +77,7 @@ class Replay:
         *,
         layer_ids: Sequence[int] | None = None,
         measure: bool = False,
+        exact: np.ndarray | torch.Tensor | None = None,
     ) -> Iterator[Usage]:
         """Replays in the one forward pass that runs inside; its backward pass may run inside or later.
 
@@ -86,7 +87,9 @@ class Replay:
             valid: bool ``[tokens]``; tokens that are false route themselves. Default: all are replayed.
             layer_ids: global numbers of the layers of ``ids``; may have more layers than this model. Default: exactly
                 this model's.
-            measure: count tokens that the trainer alone would have routed otherwise (costs one live top-k a layer).
+            measure: count rows that are replayed, and tokens that the trainer alone would have routed otherwise (costs one
+                live top-k a layer).
+            exact: bool ``[tokens]``, see ``vime_r3.trace.Routes``; counted when measured. Default: nothing is said of it.
 
         Raises:
             ContractError: ids that do not fit the model.
@@ -94,7 +97,11 @@ class Replay:
         """
         self._check_idle()
         rows, mask = self._rows(ids, valid, self.layer_ids if layer_ids is None else tuple(layer_ids))
-        yield from self._run(Pass(self.layer_ids, rows, mask, measure=measure))
+        coming = Pass(self.layer_ids, rows, mask, measure=measure)
+        if measure and exact is not None:
+            told = _mask("exact", exact, len(rows))
+            coming.usage.inexact = ~told if mask is None else mask & ~told.to(mask.device)
+        yield from self._run(coming)
 
     @contextlib.contextmanager
     def record(self) -> Iterator[list[torch.Tensor | None]]:
@@ -158,9 +165,7 @@ class Replay:
             rows = ids.clone()
         mask = None
         if valid is not None:
-            if tuple(valid.shape) != (ids.shape[0],):
-                raise ContractError("valid", f"must be bool [{ids.shape[0]}], got {list(valid.shape)}")
-            mask = torch.from_numpy(np.array(valid, dtype=np.bool_)) if isinstance(valid, np.ndarray) else valid.bool()
+            mask = _mask("valid", valid, ids.shape[0])
             if mask.device.type == "cpu" and bool(mask.all()):
                 mask = None
         self._check_range(rows, mask)
@@ -190,6 +195,12 @@ def attach(model: torch.nn.Module) -> Replay:
             already, or two routers of one layer.
     """
     return Replay(model)
+
+
+def _mask(name: str, given: np.ndarray | torch.Tensor, tokens: int) -> torch.Tensor:
+    if tuple(given.shape) != (tokens,):
+        raise ContractError(name, f"must be bool [{tokens}], got {list(given.shape)}")
+    return torch.from_numpy(np.array(given, dtype=np.bool_)) if isinstance(given, np.ndarray) else given.bool()
 
 
 def _tensors(output) -> list[torch.Tensor]:

@@ -14,7 +14,7 @@ from vime_trainer.megatron._attention import needs_dense
 from vime_trainer.megatron._layout import SequenceLayout, layout_of, zigzag, zigzag_layout
 from vime_trainer.packed import PackedBatch, RecordRows, ReplayRows
 
-__all__ = ["Cut", "Prepared", "agreed_lengths", "prepare", "stream_length"]
+__all__ = ["Cut", "Prepared", "agreed_lengths", "prepare", "routed_tokens", "stream_length"]
 
 _FILLER = 0
 """Token id of padding; nothing depends on it."""
@@ -83,13 +83,23 @@ class Prepared:
     seen: np.ndarray
 
 
-def stream_length(batch: PackedBatch, padded: bool, cut: Cut) -> int:
-    """Tokens that go through the model, on all ranks together, with padding."""
-    length = batch.total
-    if padded:
-        lengths = batch.lengths
-        length = max(lengths) * len(lengths)
+def stream_length(lengths: Sequence[int], padded: bool, cut: Cut) -> int:
+    """Tokens that go through the model for sequences of these lengths, on all ranks together, with padding."""
+    length = max(lengths) * len(lengths) if padded else sum(lengths)
     return -(-length // cut.multiple) * cut.multiple
+
+
+def routed_tokens(lengths: Sequence[int], padded: bool, cut: Cut, length: int) -> np.ndarray:
+    """int64: places in a batch of sequences of these lengths of the tokens that a rank's routers see, -1 for padding.
+
+    Args:
+        lengths: of the sequences.
+        padded: pad every sequence to the longest.
+        cut: the rank's part.
+        length: tokens with padding, see `stream_length`.
+    """
+    stream = _stream(lengths, padded, length)
+    return _routed(stream.tokens[_computed(len(stream.tokens), cut)], cut)
 
 
 def agreed_lengths(lengths: list[int], here: Parallel, free: bool = False) -> list[int]:
@@ -152,21 +162,15 @@ def prepare(
         if wanted.dtype != torch.bool or wanted.shape != host.tokens.shape:
             raise ValueError(f"wanted: need bool [{batch.total}], got {wanted.dtype} {list(wanted.shape)}")
         choose = choose & wanted.cpu()
-    cells, lengths = _cells(host, padded)
-    # Padding is a sequence of its own at the end, which no other sequence sees.
-    spare = (length or stream_length(host, padded, cut)) - sum(lengths)
-    if spare:
-        lengths = [*lengths, spare]
-    stream = torch.full((sum(lengths),), -1).index_copy(0, cells, torch.arange(host.total))
-    mine = torch.arange(len(stream))
+    whole = _stream(host.lengths, padded, length or stream_length(host.lengths, padded, cut))
+    stream, cells, lengths = whole.tokens, whole.cells, whole.lengths
+    mine = _computed(len(stream), cut)
     dense = needs_dense(device, dtype)
     if cut.context_size > 1:
-        mine = zigzag(len(stream), cut.context_rank, cut.context_size)
         layout = zigzag_layout(lengths, device, dense, cut.context_rank, cut.context_size)
     else:
         layout = layout_of(lengths, device, dense)
-    part = len(mine) // cut.token_size
-    seen = stream[mine][cut.token_rank * part : (cut.token_rank + 1) * part].numpy()
+    seen = _routed(stream[mine], cut)
     places = torch.nonzero(choose).flatten()
     owner, local = _owners(len(stream), cut, cells[places - 1])
     by_rank = [places[owner == rank] for rank in range(cut.context_size)]
@@ -195,15 +199,46 @@ def _check_ids(tokens: Tensor, vocab: int) -> None:
         raise ValueError(f"tokens: ids from {lowest} to {highest}; valid: 0 to {vocab - 1}")
 
 
-def _cells(batch: PackedBatch, padded: bool) -> tuple[Tensor, Sequence[int]]:
-    """Where each token of the batch lies in the stream, and the lengths of the stream's sequences."""
-    lengths = batch.lengths
-    if not padded:
-        return torch.arange(batch.total), lengths
-    # Right padding comes last in its sequence, so under a causal mask no real token sees it.
-    longest, count = max(lengths), len(lengths)
-    sequence = torch.arange(count).repeat_interleave(torch.tensor(lengths))
-    return sequence * longest + batch.positions, [longest] * count
+@dataclass(frozen=True)
+class _Stream:
+    """What goes through the model, on all ranks together.
+
+    Attributes:
+        tokens: int64 [cells], place in the batch of each cell's token, -1 for padding.
+        cells: int64 [T], cell of each token.
+        lengths: of its sequences.
+    """
+
+    tokens: Tensor
+    cells: Tensor
+    lengths: list[int]
+
+
+def _stream(lengths: Sequence[int], padded: bool, length: int) -> _Stream:
+    total, found = sum(lengths), list(lengths)
+    cells = torch.arange(total)
+    if padded:
+        # Right padding comes last in its sequence, so under a causal mask no real token sees it.
+        longest, count = max(lengths), torch.tensor(lengths)
+        starts = count.cumsum(0) - count
+        cells += (torch.arange(len(lengths)) * longest - starts).repeat_interleave(count)
+        found = [longest] * len(lengths)
+    # Padding is a sequence of its own at the end, which no other sequence sees.
+    spare = length - sum(found)
+    if spare:
+        found.append(spare)
+    return _Stream(torch.full((length,), -1).index_copy(0, cells, torch.arange(total)), cells, found)
+
+
+def _computed(total: int, cut: Cut) -> Tensor:
+    """int64: cells of a stream of `total` that a rank computes, in its order."""
+    return zigzag(total, cut.context_rank, cut.context_size) if cut.context_size > 1 else torch.arange(total)
+
+
+def _routed(computed: Tensor, cut: Cut) -> np.ndarray:
+    """Those of a context-parallel rank's tokens that one rank's routers see."""
+    part = len(computed) // cut.token_size
+    return computed[cut.token_rank * part : (cut.token_rank + 1) * part].numpy()
 
 
 def _owners(total: int, cut: Cut, cells: Tensor) -> tuple[Tensor, Tensor]:
@@ -219,11 +254,19 @@ def _owners(total: int, cut: Cut, cells: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _routes(routes: ReplayRows | RecordRows | None, seen: np.ndarray) -> ReplayRows | RecordRows | None:
-    if not isinstance(routes, ReplayRows) or (
-        len(seen) == len(routes.valid) and np.array_equal(seen, np.arange(len(seen)))
-    ):
+    if not isinstance(routes, ReplayRows):
+        return routes
+    if routes.fetched is not None and routes.layer_ids:
+        unknown = seen[seen >= 0][~np.asarray(routes.fetched)[seen[seen >= 0]]]
+        if len(unknown):
+            raise ValueError(
+                f"routes: token {unknown[0]} of a batch is routed on this rank, which has not fetched its row"
+            )
+    if len(seen) == len(routes.valid) and np.array_equal(seen, np.arange(len(seen))):
         return routes
     from vime_r3.layout import take
 
     ids, valid = take(routes.ids, routes.valid, seen)
-    return ReplayRows(ids, valid, routes.layer_ids, routes.measure)
+    # Padding has no row that could be inexact.
+    exact = None if routes.exact is None else np.asarray(routes.exact)[seen] | (seen < 0)
+    return ReplayRows(ids, valid, routes.layer_ids, routes.measure, exact)

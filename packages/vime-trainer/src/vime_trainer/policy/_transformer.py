@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -17,7 +18,7 @@ from vime_proto.errors import nearest
 from vime_trainer import megatron, models
 from vime_trainer.packed import PackedBatch, RecordRows, ReplayRows, pack
 from vime_trainer.policy import _usage
-from vime_trainer.policy._layouts import Cut, Prepared, agreed_lengths, prepare, stream_length
+from vime_trainer.policy._layouts import Cut, Prepared, agreed_lengths, prepare, routed_tokens, stream_length
 from vime_trainer.policy._names import TIED_HEAD, find_holders, globally, own_entries
 from vime_trainer.policy._record import gather_choice
 from vime_trainer.policy._schedule import run_schedule
@@ -191,6 +192,24 @@ class Transformer:
             self.replays = [attach(chunk) for chunk in self.chunks]
         return self.replay
 
+    def routed_tokens(self, micro_batches: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """Which tokens this rank's routers see in one pass over micro-batches, before there are any. Collective as `run`.
+
+        Args:
+            micro_batches: of each, the lengths of its sequences.
+
+        Returns:
+            int64 places of tokens in each packed batch, in no order; none on a rank without MoE layers.
+        """
+        lengths = self._stream_lengths(micro_batches)[: len(micro_batches)]
+        if not set(self.layers) & set(self.arch.moe_layers):
+            return [np.zeros(0, np.int64) for _ in micro_batches]
+        padded = self.layout == "padded"
+        found = [
+            routed_tokens(one, padded, self._cut, length) for one, length in zip(micro_batches, lengths, strict=True)
+        ]
+        return [places[places >= 0] for places in found]
+
     def describe(self) -> str:
         """One line for logs."""
         count = sum(param.numel() for param in self.parameters().values())
@@ -272,24 +291,30 @@ class Transformer:
         return dataclasses.replace(head(item, hidden.squeeze(1)), usage=total)
 
     def _prepare(self, batches: Sequence[PackedBatch], wanted: Sequence[Tensor | None]) -> list[Prepared]:
-        config = self.parallel.config
-        batches, wanted = list(batches), list(wanted)
-        # The interleaved schedule takes whole rounds; a batch without an output fills the last one.
-        while config.virtual > 1 and len(batches) % config.pipeline:
-            batches.append(pack([[0]]))
-            wanted.append(None)
+        lengths = self._stream_lengths([batch.lengths for batch in batches])
+        fillers = len(lengths) - len(batches)
+        batches, wanted = [*batches, *(pack([[0]]) for _ in range(fillers))], [*wanted, *[None] * fillers]
         padded = self.layout == "padded"
-        lengths = [stream_length(batch, padded, self._cut) for batch in batches]
+        shared = (self.device, self.dtype, padded, self.arch.vocab, self._cut)
+        return [
+            prepare(batch, mask, *shared, length) for batch, mask, length in zip(batches, wanted, lengths, strict=True)
+        ]
+
+    def _stream_lengths(self, micro_batches: Sequence[Sequence[int]]) -> list[int]:
+        """Tokens of each micro-batch of a pass with padding, and of those that fill the last round. Collective."""
+        config = self.parallel.config
+        cuts = list(micro_batches)
+        # The interleaved schedule takes whole rounds; a batch without an output fills the last one.
+        while config.virtual > 1 and len(cuts) % config.pipeline:
+            cuts.append([1])
+        lengths = [stream_length(cut, self.layout == "padded", self._cut) for cut in cuts]
         if config.expert * config.expert_tensor > 1:
             # The all-to-all dispatcher takes any lengths.
             free = self.device.type == "cuda" and config.expert > 1
             lengths = agreed_lengths(lengths, self.parallel, free)
         if config.virtual > 1:
             lengths = [max(lengths)] * len(lengths)
-        shared = (self.device, self.dtype, padded, self.arch.vocab, self._cut)
-        return [
-            prepare(batch, mask, *shared, length) for batch, mask, length in zip(batches, wanted, lengths, strict=True)
-        ]
+        return lengths
 
     def _keep(self, choices: list[list[Any]], items: list[Prepared]) -> None:
         self.recorded = [
@@ -307,7 +332,9 @@ class Transformer:
             raise ValueError("routes: the batch brings routes, but this policy does not replay; call attach_replay()")
         if isinstance(routes, RecordRows):
             return self.replays[chunk].record()
-        return self.replays[chunk].use(routes.ids, routes.valid, layer_ids=routes.layer_ids, measure=routes.measure)
+        return self.replays[chunk].use(
+            routes.ids, routes.valid, layer_ids=routes.layer_ids, measure=routes.measure, exact=routes.exact
+        )
 
     def _fill(self, read: Callable[[str, models.Box], Tensor]) -> None:
         found, place = self.weights(), self.parallel.place

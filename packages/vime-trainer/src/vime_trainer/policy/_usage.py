@@ -46,20 +46,41 @@ def _add(usages: Sequence[Any], item: Prepared, moe_layers: Sequence[int], here:
 
     if not item.routes.measure:
         return Usage(tuple(moe_layers), item.total)
-    # Both in one tensor: flips of each layer, then whether each token flipped anywhere.
-    counts = torch.zeros(len(moe_layers) + item.total, dtype=torch.int64, device=item.tokens.device)
+    # All in one tensor: flips of each layer, then of each token the layers that routed it, that replayed it, whether it
+    # flipped in any, and whether its row is inexact.
+    sizes = [len(moe_layers), *[item.total] * 4]
+    counts = torch.zeros(sum(sizes), dtype=torch.int64, device=item.tokens.device)
+    flips, routed, replayed, flipped, inexact = counts.split(sizes)
+    real = torch.from_numpy(item.seen >= 0).to(counts.device)
+    tokens = torch.from_numpy(item.seen).to(counts.device)[real]
+    # A row is counted where its token is routed: of ranks that route the same tokens in the same layers by the first.
     first = here.config.shares_tokens or here.tensor_rank == 0
     for usage in usages if first else ():
         if usage.flips is None:
             continue
-        counts[[moe_layers.index(layer) for layer in usage.layer_ids]] += usage.flips
-        real = torch.from_numpy(item.seen >= 0).to(counts.device)
-        tokens = torch.from_numpy(item.seen).to(counts.device)[real]
-        counts[len(moe_layers) + tokens] += usage.flipped[real].to(torch.int64)
+        flips[[moe_layers.index(layer) for layer in usage.layer_ids]] += usage.flips
+        routed[tokens] += len(usage.layer_ids)
+        replayed[tokens] += usage.replayed[real]
+        flipped[tokens] += usage.flipped[real].to(torch.int64)
+        if usage.inexact is not None:
+            inexact[tokens] += usage.inexact.to(counts.device)[real].to(torch.int64)
     for group in _groups(here):
         dist.all_reduce(counts, group=group)
-    flips, flipped = counts.split([len(moe_layers), item.total])
-    return Usage(tuple(moe_layers), item.total, flips, flipped > 0)
+    _check_once(routed, replayed, len(moe_layers))
+    return Usage(tuple(moe_layers), item.total, flips, flipped > 0, replayed=replayed, inexact=inexact > 0)
+
+
+def _check_once(routed: torch.Tensor, replayed: torch.Tensor, layers: int) -> None:
+    """All ranks together must have routed every token once in every MoE layer, and replayed it in all of them or none."""
+    from vime_r3.megatron import ReplayError
+
+    wrong = (routed != layers) | ((replayed != 0) & (replayed != layers))
+    if bool(wrong.any()):
+        token = int(torch.nonzero(wrong)[0])
+        raise ReplayError(
+            f"token {token} of a micro-batch was routed in {int(routed[token])} of {layers} MoE layers on all ranks "
+            f"together, and replayed in {int(replayed[token])}: must be all of them once, and all or none"
+        )
 
 
 def _groups(here: Parallel) -> list[Any]:

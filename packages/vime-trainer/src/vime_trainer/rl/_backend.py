@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 from torch import Tensor
 
 from vime_trainer.batch import TokenCost
@@ -49,7 +50,8 @@ class Backend(Protocol):
 
     Attributes:
         vocab_size: token ids are below it; None when unknown.
-        routed_layers: numbers, counted from 0, of the MoE layers on this rank; None stands for all that a trace has.
+        routed_layers: numbers, counted from 0, of the MoE layers on this rank, which may have none; None stands for all
+            that a trace has.
         cost: what a sequence costs, by its length; None counts tokens.
         critic: None unless the algorithm needs one.
         recorded: after a run over batches with RecordRows, the routes of each on this rank; see `Policy.recorded`.
@@ -60,6 +62,10 @@ class Backend(Protocol):
     routed_layers: tuple[int, ...] | None
     cost: TokenCost | None
     critic: Critic | None
+
+    def routed_tokens(self, micro_batches: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """int64: places of the tokens that this rank's routers see in a pass over micro-batches of sequences of these
+        lengths, in each packed micro-batch; see `Policy.routed_tokens`."""
 
     def run(
         self, batches: Sequence[PackedBatch], wanted: Sequence[Tensor], loss: TokenLoss | None = None

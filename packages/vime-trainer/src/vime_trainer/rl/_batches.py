@@ -15,6 +15,8 @@ from vime_proto.errors import ContractError
 from vime_proto.sample.v1 import sample_pb2
 from vime_trainer.batch import BatchIndex, index_group
 
+from ._needed import NeededRoutes
+
 _GROUPS = "groups.binpb"
 _LENGTH = struct.Struct("<Q")
 
@@ -46,14 +48,14 @@ class SampleSource(Protocol):
     """Delivers the content of batches; every rank has one. Called from the training thread."""
 
     def fetch(
-        self, leased: LeasedBatch, samples: Sequence[int] | None = None, layers: tuple[int, ...] | None = None
+        self, leased: LeasedBatch, samples: Sequence[int] | None = None, routes: NeededRoutes | None = None
     ) -> Mapping[str, sample_pb2.Sample]:
         """Samples by id; those that could not be had are missing.
 
         Args:
             leased: the batch.
             samples: positions of those wanted; None for all.
-            layers: numbers of the layers whose routes are wanted; None for all.
+            routes: rows and layers whose routes are wanted; None for all. More may come.
         """
 
 
@@ -178,7 +180,7 @@ class FolderSource:
             raise ContractError("import_batches", f"{path}: {error}") from error
 
     def fetch(
-        self, leased: LeasedBatch, samples: Sequence[int] | None = None, layers: tuple[int, ...] | None = None
+        self, leased: LeasedBatch, samples: Sequence[int] | None = None, routes: NeededRoutes | None = None
     ) -> Mapping[str, sample_pb2.Sample]:
         groups = self._groups_of(leased.index.batch_id)
         found = {s.sample_id: s for group in groups for rollout in group.rollouts for s in rollout.samples}

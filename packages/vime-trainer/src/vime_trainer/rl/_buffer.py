@@ -14,15 +14,27 @@ from vime_proto.channel import call
 from vime_proto.common.v1 import common_pb2 as common
 from vime_proto.errors import describe
 from vime_proto.sample.v1 import sample_pb2
+from vime_trainer.batch import BatchIndex
 
 from ._batches import LeasedBatch, NotYet
 from ._io import IoThread
+from ._needed import NeededRoutes
 from ._settings import RlSettings
 
 log = logging.getLogger(__name__)
 
 _TIMEOUT = 30.0
 _HOLDER = "trainer"
+
+
+def _selection(index: BatchIndex, sample: int, routes: NeededRoutes | None) -> pb.SampleSelection:
+    selection = pb.SampleSelection(sample_id=index.sample_ids[sample])
+    rows = int(index.lengths[sample]) - 1
+    if routes is not None and routes.rows[sample] != [(0, rows)]:
+        # No range at all would ask for every row; an empty one asks for the header, by which a trace is checked.
+        for start, stop in routes.rows[sample] or [(0, 0)]:
+            selection.routing_rows.add(start=start, stop=stop)
+    return selection
 
 
 class LostLeaseError(RuntimeError):
@@ -123,12 +135,13 @@ class BufferClient:
         return LeasedBatch.from_message(answer, self._settings.batch.group_size)
 
     def fetch(
-        self, leased: LeasedBatch, samples: Sequence[int] | None = None, layers: tuple[int, ...] | None = None
+        self, leased: LeasedBatch, samples: Sequence[int] | None = None, routes: NeededRoutes | None = None
     ) -> Mapping[str, sample_pb2.Sample]:
         """See `SampleSource.fetch`."""
-        names = leased.index.sample_ids
-        chosen = names if samples is None else [names[sample] for sample in samples]
-        return self._io.run(self._fetch(chosen, layers))
+        index = leased.index
+        chosen = range(len(index.sample_ids)) if samples is None else samples
+        selections = [_selection(index, sample, routes) for sample in chosen]
+        return self._io.run(self._fetch(selections, routes))
 
     def ack(self, leased: LeasedBatch) -> int:
         """See `BatchSource.ack`.
@@ -181,31 +194,30 @@ class BufferClient:
                 return
             ttl_seconds = answer.ttl_seconds or ttl_seconds
 
-    async def _fetch(self, sample_ids: Sequence[str], layers: tuple[int, ...] | None) -> dict[str, sample_pb2.Sample]:
+    async def _fetch(
+        self, selections: Sequence[pb.SampleSelection], routes: NeededRoutes | None
+    ) -> dict[str, sample_pb2.Sample]:
         size = self._settings.batch.fetch_samples
-        parts = [sample_ids[at : at + size] for at in range(0, len(sample_ids), size)]
+        parts = [selections[at : at + size] for at in range(0, len(selections), size)]
         samples: dict[str, sample_pb2.Sample] = {}
         # A few streams side by side hide the round trip.
         limit = asyncio.Semaphore(4)
 
-        async def one(part: Sequence[str]) -> None:
+        async def one(part: Sequence[pb.SampleSelection]) -> None:
             async with limit:
-                samples.update(await self._fetch_part(part, layers))
+                samples.update(await self._fetch_part(part, routes))
 
         await asyncio.gather(*(one(part) for part in parts))
         return samples
 
     async def _fetch_part(
-        self, sample_ids: Sequence[str], layers: tuple[int, ...] | None
+        self, selections: Sequence[pb.SampleSelection], routes: NeededRoutes | None
     ) -> dict[str, sample_pb2.Sample]:
         fields = [pb.SAMPLE_FIELD_TOKENS, pb.SAMPLE_FIELD_GENERATION, pb.SAMPLE_FIELD_STREAMS]
-        if self._settings.r3 == "replay":
+        layers = None if routes is None else routes.layers
+        if self._settings.r3 == "replay" and layers != ():
             fields.append(pb.SAMPLE_FIELD_ROUTING)
-        request = pb.FetchSamplesRequest(
-            run_id=self._settings.run_id,
-            samples=[pb.SampleSelection(sample_id=name) for name in sample_ids],
-            fields=fields,
-        )
+        request = pb.FetchSamplesRequest(run_id=self._settings.run_id, samples=selections, fields=fields)
         if layers:
             request.routing_layers.start, request.routing_layers.stop = min(layers), max(layers) + 1
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from vime_trainer.algorithms import algorithm_of
@@ -75,10 +76,8 @@ class MegatronBackend:
         # Routes of the engine belong to the policy: the reference routes itself.
         self._reference = self._load(settings, replay=False) if settings.algorithm.kl.coefficient > 0 else None
         self.vocab_size: int | None = self.policy.arch.vocab
-        # A stage of dense layers takes one all the same: which tokens have routes is known on every stage then.
-        moe = sorted(self.policy.arch.moe_layers)
-        here = tuple(layer for layer in self.policy.layers if layer in moe)
-        self.routed_layers: tuple[int, ...] | None = here or tuple(moe[:1])
+        moe = self.policy.arch.moe_layers
+        self.routed_layers: tuple[int, ...] | None = tuple(layer for layer in self.policy.layers if layer in moe)
         self.cost: TokenCost | None = TokenCost.of_architecture(self.policy.arch)
 
     @staticmethod
@@ -92,6 +91,9 @@ class MegatronBackend:
             parallel=settings.parallel,
             transformer_engine=settings.transformer_engine,
         )
+
+    def routed_tokens(self, micro_batches: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        return self.policy.routed_tokens(micro_batches)
 
     def run(
         self, batches: Sequence[PackedBatch], wanted: Sequence[torch.Tensor], loss: TokenLoss | None = None

@@ -267,7 +267,7 @@ class Passes:
     def _count_all(self, micros: list[MicroBatch], batches: list[PackedBatch], outputs: list[TokenOutputs]) -> None:
         for micro, batch, output in zip(micros, batches, outputs, strict=False):
             if self._routes is not None and isinstance(batch.routes, ReplayRows):
-                self._routes.count(micro, batch.routes, output.usage)
+                self._routes.count(micro, output.usage)
 
     def _column(
         self, micros: list[MicroBatch], outputs: list[torch.Tensor], columns: Columns | None = None

@@ -23,7 +23,7 @@ class RecordedRoutes:
 
     def __init__(self, columns: Columns):
         self._columns = columns
-        self._kept: dict[int, np.ndarray] = {}
+        self._kept: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._layer_ids: tuple[int, ...] = ()
         self._recording = False
         self._counts = RouteCounts()
@@ -39,7 +39,8 @@ class RecordedRoutes:
             if routes is None:
                 continue
             self._layer_ids = routes.layer_ids
-            parts = np.split(routes.ids, np.cumsum(self._columns.lengths[list(micro.samples)])[:-1])
+            ends = np.cumsum(self._columns.lengths[list(micro.samples)])[:-1]
+            parts = zip(np.split(routes.ids, ends), np.split(routes.valid, ends), strict=True)
             self._kept |= dict(zip(micro.samples, parts, strict=True))
 
     def rows_for(self, micro: MicroBatch, shift: int = 0, measure: bool = False) -> ReplayRows | RecordRows | None:
@@ -48,12 +49,12 @@ class RecordedRoutes:
             return RecordRows()
         if not self._kept:
             return None
-        ids = np.concatenate([self._kept[sample] for sample in micro.samples])
-        return ReplayRows(ids, np.ones(len(ids), bool), self._layer_ids, measure)
+        ids, valid = (np.concatenate(parts) for parts in zip(*(self._kept[s] for s in micro.samples), strict=True))
+        return ReplayRows(ids, valid, self._layer_ids, measure)
 
-    def count(self, micro: MicroBatch, rows: ReplayRows, usage) -> None:
+    def count(self, micro: MicroBatch, usage) -> None:
         """Adds what a pass replayed."""
-        self._counts.add(len(rows.ids), len(rows.ids), 0, usage)
+        self._counts.add(micro.batch.total, usage)
 
     def figures(self, team: Team) -> dict[str, float]:
         """Counts of all data ranks as metrics."""

@@ -10,6 +10,7 @@ from vime_trainer.profiler import Profiler
 
 from ._backend import Backend
 from ._batches import LeasedBatch, SampleSource, write_batch
+from ._needed import NeededRoutes
 from ._plan import plan_batch
 from ._settings import RlSettings
 from ._share import read_share
@@ -67,12 +68,13 @@ class BatchStep:
         index, team = leased.index, self._team
         plan = plan_batch(index, self._settings.batch, team.data_size, self._multiple, self._backend.cost)
         start = time.monotonic()
+        routes = self._trainer.needed_routes(index, plan, measure)
         with team.settled():
-            samples = self._fetch(leased, plan.owned[team.data_rank])
+            samples = self._fetch(leased, plan.owned[team.data_rank], routes)
         fetched = time.monotonic()
         columns = read_share(index, samples, self._backend.vocab_size, plan, team, **self._wanted)
         decoded = time.monotonic()
-        result = self._trainer.train(index, columns, leased.group_size, measure, plan)
+        result = self._trainer.train(index, columns, leased.group_size, measure, plan, routes)
         result.figures |= {"seconds/fetch": fetched - start, "seconds/decode": decoded - fetched}
         return result
 
@@ -82,10 +84,10 @@ class BatchStep:
         parallel = self._settings.parallel
         return parallel.pipeline if parallel.virtual > 1 else 1
 
-    def _fetch(self, leased: LeasedBatch, mine: list[int]):
+    def _fetch(self, leased: LeasedBatch, mine: list[int], routes: NeededRoutes | None):
         folder = self._settings.export_batches
         if folder is None or not self._team.is_leader:
-            return self._source.fetch(leased, mine, self._backend.routed_layers)
+            return self._source.fetch(leased, mine, routes)
         samples = self._source.fetch(leased)
         # A batch with samples that could not be had is refused by whoever reads them.
         if all(name in samples for name in leased.index.sample_ids):

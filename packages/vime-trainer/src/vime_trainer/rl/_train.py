@@ -22,6 +22,7 @@ from vime_trainer.batch import BatchIndex, Columns
 from ._alarm import DifferenceAlarm
 from ._backend import Backend, StepOutcome
 from ._figures import LogprobDifference, TokenFigures, explained_variance
+from ._needed import NeededRoutes, ReplayedPass, needed_routes
 from ._passes import Passes
 from ._plan import MicroPlan, Plan, critic_steps, plan_batch
 from ._recorded import RecordedRoutes
@@ -72,7 +73,13 @@ class BatchTrainer:
         self._team = team or Team()
 
     def train(
-        self, index: BatchIndex, columns: Columns, group_size: int, measure: bool = False, plan: Plan | None = None
+        self,
+        index: BatchIndex,
+        columns: Columns,
+        group_size: int,
+        measure: bool = False,
+        plan: Plan | None = None,
+        needed: NeededRoutes | None = None,
     ) -> BatchResult:
         """Runs the batch's optimizer steps.
 
@@ -84,6 +91,7 @@ class BatchTrainer:
             group_size: rollouts that a group was meant to have.
             measure: also measure the log-prob difference without replay and with shifted routes.
             plan: how the batch is cut; derived from the index when absent.
+            needed: what `needed_routes` answered for it; asked for when absent.
 
         Raises:
             RefusedSamplesError: samples whose routes cannot be replayed; nothing was trained.
@@ -92,16 +100,16 @@ class BatchTrainer:
         settings, team, algorithm = self._settings.algorithm, self._team, self._algorithm
         plan = plan or plan_batch(index, self._settings.batch, team.data_size, cost=self._backend.cost)
         batch = rollout_batch(index, columns, group_size)
-        routes = self._routes(index, columns, plan)
+        routes = self._routes(index, columns, plan, needed or self.needed_routes(index, plan, measure))
         difference, figures = LogprobDifference(columns), TokenFigures()
         passes = Passes(self._backend, columns, batch.mask, plan, routes, team, self._pause_point)
-        warming = algorithm.needs_critic and index.ordinal < self._settings.critic.warmup_batches
-        needed = required_columns(algorithm, settings, len(plan.parts)) | ({"old"} if warming else set())
-        batch = dataclasses.replace(batch, logprobs=self._logprobs(columns, passes, difference, needed))
-        if "values" in needed:
-            values, ends = passes.score_values(batch, "end_values" in needed)
+        warming = self._warming(index)
+        required = self._required(index, plan)
+        batch = dataclasses.replace(batch, logprobs=self._logprobs(columns, passes, difference, required))
+        if "values" in required:
+            values, ends = passes.score_values(batch, "end_values" in required)
             batch = dataclasses.replace(batch, values=values, end_values=ends)
-        measured = "old" in needed and settings.old_policy != "engine"
+        measured = "old" in required and settings.old_policy != "engine"
         alarm = self._check(difference) if measured else None
         streams = self._streams(batch)
         extra = passes.measure(difference) if measure and self._settings.r3 == "replay" else {}
@@ -157,6 +165,26 @@ class BatchTrainer:
         streams |= {f"{name}_logprobs": values for name, values in batch.logprobs.items()}
         return streams if batch.values is None else streams | {"values": batch.values}
 
+    def needed_routes(self, index: BatchIndex, plan: Plan, measure: bool) -> NeededRoutes | None:
+        """Which of the engine's routes this rank is going to replay; None when it replays none. All ranks call this."""
+        if self._settings.r3 != "replay":
+            return None
+        rank = self._team.data_rank
+        passes = [] if self._warming(index) else [ReplayedPass(step[rank]) for step in plan.steps]
+        if "old" in self._required(index, plan) and self._settings.algorithm.old_policy != "engine":
+            passes.append(ReplayedPass(plan.whole[rank]))
+        if measure:
+            passes += [ReplayedPass(plan.whole[rank][:1]), ReplayedPass(plan.whole[rank][:1], shift=1)]
+        return needed_routes(index.lengths, self._backend, passes)
+
+    def _warming(self, index: BatchIndex) -> bool:
+        """Whether the critic alone learns from a batch."""
+        return self._algorithm.needs_critic and index.ordinal < self._settings.critic.warmup_batches
+
+    def _required(self, index: BatchIndex, plan: Plan) -> frozenset[str]:
+        required = required_columns(self._algorithm, self._settings.algorithm, len(plan.parts))
+        return required | ({"old"} if self._warming(index) else set())
+
     def _logprobs(self, columns: Columns, passes: Passes, difference, needed: frozenset[str]) -> dict[str, np.ndarray]:
         """What `advantage` and the loss see of other policies than the live one."""
         logprobs = {"engine": columns.engine_logprobs}
@@ -183,14 +211,16 @@ class BatchTrainer:
             streams["correction_scale"] = correction_scale(batch, settings, weights != 0)
         return streams
 
-    def _routes(self, index: BatchIndex, columns: Columns, plan: Plan) -> Routes | RecordedRoutes | None:
+    def _routes(
+        self, index: BatchIndex, columns: Columns, plan: Plan, needed: NeededRoutes | None
+    ) -> Routes | RecordedRoutes | None:
         if self._settings.r3 == "off":
             return None
         if self._settings.r3 == "record":
             return RecordedRoutes(columns)
         with self._team.settled():
             mine = plan.owned[self._team.data_rank]
-            return Routes(columns, index.sample_ids, mine, self._backend.routed_layers)
+            return Routes(columns, index.sample_ids, mine, needed)
 
     def _check(self, difference: LogprobDifference) -> str | None:
         # The same figures, and so the same answer, on every rank.

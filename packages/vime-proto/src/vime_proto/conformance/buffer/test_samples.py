@@ -126,6 +126,14 @@ def test_a_trace_is_served_by_rows_and_layers(buffer):
     assert not any(row in (0, 2) for row, _ in got), "rows that were not asked for are holes"
 
 
+def test_a_hole_stays_one_in_a_part_of_a_trace(buffer):
+    """A chunk may cover it all the same, with bytes that say nothing."""
+    sample_id = _with_trace(buffer, lambda trace: trace.header.holes.add(start=1, stop=2))
+    selection = pb.SampleSelection(sample_id=sample_id, routing_rows=[common.IndexRange(start=0, stop=3)])
+    (answer,) = buffer.fetch(selection, routing_layers=common.IndexRange(start=1, stop=3))
+    assert _decode(answer.sample.routing) == _expected([0, 2], {1, 2})
+
+
 def test_the_index_states_bytes_of_the_trace(buffer):
     _with_trace(buffer)
     entries = [rollout.samples[0] for rollout in buffer.granted_batch().groups[0].rollouts]
