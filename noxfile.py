@@ -25,20 +25,22 @@ ROOT = Path(__file__).parent
 STAGES = ("buffer", "router", "engine", "worker", "trainer")
 JUNIT = ROOT / ".venvs" / "junit"
 
-# name of the run: (session, environment, folder, arguments of pytest)
+# name of the run: (session, environment, folder, arguments of pytest). Long ones come first: `tests` begins with them.
 RUNS = {
-    "launch": ("vime-launch", "launch", "integration", ["tests"]),
+    "end-to-end": ("vime-launch", "launch", "integration", ["tests/e2e"]),
     "engine": ("vime-rollout", "engine", "packages/vime-rollout", ["tests/engine"]),
-    "trainer": ("vime-trainer", "trainer", "packages/vime-trainer", ["tests", "--ignore=tests/rl"]),
     "trainer-rl": ("vime-trainer", "trainer", "packages/vime-trainer", ["tests/rl"]),
-    "worker": ("vime-rollout", "worker", "packages/vime-rollout", ["tests", "--ignore=tests/engine"]),
+    "trainer": ("vime-trainer", "trainer", "packages/vime-trainer", ["tests", "--ignore=tests/rl"]),
+    # Its tests wait for processes more than they compute.
+    "launch": ("vime-launch", "launch", "integration", ["tests", "--ignore=tests/e2e"]),
     "buffer": ("vime-buffer", "buffer", "packages/vime-buffer", ["tests"]),
     "router": ("vime-router", "router", "packages/vime-router", ["tests"]),
+    "worker": ("vime-rollout", "worker", "packages/vime-rollout", ["tests", "--ignore=tests/engine"]),
     "proto": ("vime-proto", "proto", "packages/vime-proto", ["tests"]),
+    "r3-megatron": ("vime-r3", "trainer", "packages/vime-r3", ["tests/megatron"]),
     # At the floor the contracts count; that fakes pass their suites is seen at the newest.
     "proto-floor": ("vime-proto", "tools", "packages/vime-proto", ["tests", "--ignore=tests/test_fakes_conform.py"]),
     "r3": ("vime-r3", "r3", "packages/vime-r3", ["tests", "--ignore=tests/megatron"]),
-    "r3-megatron": ("vime-r3", "trainer", "packages/vime-r3", ["tests/megatron"]),
 }
 # Which environment holds a distribution alone.
 LONE = {
@@ -55,10 +57,11 @@ def _stage_environment() -> dict[str, str]:
 def _pytest(session: nox.Session, name: str, *more: str, aside: bool = False) -> bool:
     """Runs the tests of one entry of RUNS; ``aside`` keeps their output back until they are done."""
     _, environment, folder, arguments = RUNS[name]
-    env = os.environ | {"HF_HUB_OFFLINE": "1"}
+    # Runs share the cores: OpenMP's threads would spin while they wait, and take them from one another.
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     if name == "proto-floor":
         env["PYTHONPATH"] = str(ROOT / folder / "src")
-    if name in ("launch", "engine", "r3"):
+    if name in ("end-to-end", "engine", "r3"):
         # The engine's tests hold its numbers to the trainer's, which lives in another environment.
         env |= _stage_environment()
     JUNIT.mkdir(parents=True, exist_ok=True)
@@ -96,28 +99,52 @@ def _sources() -> str:
     return os.pathsep.join(str(folder / "src") for folder in venvs.PACKAGES.values())
 
 
+Command = tuple[list[str], dict[str, str]]
+
+
+def _lint() -> list[Command]:
+    python = venvs.ensure("tools")
+    return [
+        ([str(python), "-m", "ruff", "check", "."], {}),
+        ([str(python.parent / "lint-imports"), "pyproject.toml", "--no-cache"], {"PYTHONPATH": _sources()}),
+    ]
+
+
+def _lone_wheel() -> list[Command]:
+    return [
+        ([str(venvs.ensure(environment)), "-I", "tools/lone_wheel.py", str(venvs.PACKAGES[distribution])], {})
+        for distribution, environment in LONE.items()
+    ]
+
+
+CHECKS = {"lint": _lint, "lone-wheel": _lone_wheel}
+
+
+def _check(name: str) -> bool:
+    """Runs the commands of a check; shows their output when they are done."""
+    good = True
+    for command, env in CHECKS[name]():
+        done = subprocess.run(
+            command, cwd=ROOT, env=os.environ | env, check=False, text=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        print(f"----- {name}\n{done.stdout}", flush=True)
+        good &= done.returncode == 0
+    return good
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff and the import rules."""
-    python = venvs.ensure("tools")
-    session.run(str(python), "-m", "ruff", "check", ".", external=True)
-    session.run(
-        str(python.parent / "lint-imports"), "pyproject.toml", "--no-cache",
-        env={"PYTHONPATH": _sources()}, external=True,
-    )  # fmt: skip
+    for command, env in _lint():
+        session.run(*command, env=env, external=True)
 
 
 @nox.session(name="lone-wheel")
 def lone_wheel(session: nox.Session) -> None:
     """Installs each wheel alone, imports everything, and fails when a foreign stack comes in."""
-    for distribution, environment in LONE.items():
-        session.run(
-            str(venvs.ensure(environment)),
-            "-I",
-            "tools/lone_wheel.py",
-            str(venvs.PACKAGES[distribution]),
-            external=True,
-        )
+    for command, _ in _lone_wheel():
+        session.run(*command, external=True)
 
 
 @nox.session
@@ -126,20 +153,13 @@ def tests(session: nox.Session) -> None:
     started = time.monotonic()
     for stale in JUNIT.glob("*.xml"):
         stale.unlink()
-    failed = []
-    for check in (lint, lone_wheel):
-        try:
-            check(session)
-        except nox.command.CommandFailed:
-            failed.append(check.__name__)
-    for spec in RUNS.values():
-        venvs.ensure(spec[1])
-    # Much of the time is starting processes and waiting for them: two runs side by side, the long ones first.
+    venvs.ensure_all(spec[1] for spec in RUNS.values())
+    session.log(f"environments: {time.monotonic() - started:.0f} s")
+    # Much of the time is starting processes and waiting for them: two runs side by side.
     with ThreadPoolExecutor(max_workers=2) as pool:
-        good = dict(
-            zip(RUNS, pool.map(lambda name: _pytest(session, name, *session.posargs, aside=True), RUNS), strict=True)
-        )
-    failed += [name for name, is_good in good.items() if not is_good]
+        jobs = {name: pool.submit(_pytest, session, name, *session.posargs, aside=True) for name in RUNS}
+        jobs |= {name: pool.submit(_check, name) for name in CHECKS}
+        failed = [name for name, job in jobs.items() if not job.result()]
     counts = [sum(column) for column in zip(*map(_counts, RUNS), strict=True)]
     line = f"{counts[0]} passed, {counts[1] + len([f for f in failed if f not in RUNS])} failed, {counts[2]} skipped"
     (JUNIT / "totals.txt").write_text(line + "\n")

@@ -11,6 +11,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,6 +120,18 @@ def ensure(name: str) -> Path:
         stamp.write_text(digest)
     install_wheels(name)
     return python(name)
+
+
+def ensure_all(names: Iterable[str]) -> None:
+    """The same for several environments, two at a time: pip has one thread, and waits for the disk as well."""
+    ensure("tools")
+    wanted = set(names) - {"tools"}
+    for distribution in {one for name in wanted for one in VENVS[name].wheels}:
+        wheel(distribution)
+    # The largest first.
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        for _ in pool.map(ensure, sorted(wanted, key=lambda name: (-(ROOT / "locks" / f"{name}.txt").stat().st_size, name))):
+            pass
 
 
 def create(name: str) -> None:
