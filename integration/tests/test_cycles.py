@@ -60,7 +60,7 @@ class LightHosts:
         return list(self.ended)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 async def test_fifty_starts_and_stops_leave_nothing_behind(tmp_path):
     values = {"name": "r1", **{kind: {"command": stage_command(kind)} for kind in STAGES}}
     recipe = check_recipe(values)
@@ -80,12 +80,12 @@ async def test_fifty_starts_and_stops_leave_nothing_behind(tmp_path):
         else:
             await hosts.all_up.wait()
             supervisor.end(130, "interrupted") if way == 1 else hosts.die("worker-0", 9)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             outcome = await supervisor.ended
             await supervisor.down()
         assert outcome.code == (9 if way == 2 else 130)
         assert not hosts.servers and all(one.done() for one in hosts.ended.values())
     # Cancelled tasks, and those of servers that stop, need a moment of the loop.
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while left := [task for task in asyncio.all_tasks() - others if "grpc" not in repr(task)]:
             await asyncio.wait(left)

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from vime_launch import guard, reaper
-from vime_launch.process_tree import Watched, tree
+from vime_launch.process_tree import Watched, proportional, tree
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -95,7 +95,7 @@ def test_the_reaper_kills_what_it_was_told_of_and_what_still_is_the_same():
         words = [sys.executable, "-I", "-S", reaper.__file__, "0.2"]
         process = subprocess.Popen(words, stdin=subprocess.PIPE, text=True)
         # The second one's start time is wrong: that process id now belongs to somebody else.
-        process.communicate(f"{told.pid}:{reaper.started(told.pid)} {other.pid}:1\n", timeout=10)
+        process.communicate(f"{told.pid}:{reaper.started(told.pid)} {other.pid}:1\n", timeout=60)
         assert process.returncode == 0
         assert told.wait(60) == -signal.SIGKILL and other.poll() is None
     finally:
@@ -106,12 +106,13 @@ def test_the_reaper_kills_what_it_was_told_of_and_what_still_is_the_same():
 
 def test_memory_and_processes_are_those_of_the_whole_tree():
     watched = Watched(0.2)
-    alone = sum(seen.resident for seen in tree(os.getpid()))
+    alone = sum(map(proportional, tree(os.getpid())))
     child = subprocess.Popen([sys.executable, "-c", "block = bytearray(64 << 20); print('on', flush=True); input()"],
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
     assert child.stdout.readline() == b"on\n"
     watched.sample()
-    assert watched.peak_bytes > alone + (60 << 20)
+    # The child shares some pages with this process, which count half in each from then on.
+    assert watched.peak_bytes > alone + (48 << 20)
     assert watched.peak_gib == pytest.approx(watched.peak_bytes / 2**30, abs=1e-3)
-    child.communicate(b"\n", timeout=10)
+    child.communicate(b"\n", timeout=60)
     watched.close()
