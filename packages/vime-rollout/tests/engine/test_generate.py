@@ -188,3 +188,12 @@ def test_scoring_needs_a_temperature(tied):
         request = pb.ScoreRequest(request_id="no-t", token_ids=to_tensor(np.array([5, 6], dtype=np.int32)))
         tied.rollout.Score(request, timeout=10)
     assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "temperature" in error.value.details()
+
+
+def test_more_seeded_prompts_than_one_step_reads_are_all_answered(moe):
+    rng = np.random.default_rng(3)
+    streams = [
+        moe.stream(rng.integers(3, 60, 200).tolist(), 2, temperature=1.0, seed=n, ignore_eos=True) for n in range(24)
+    ]
+    tokens = [sum(to_numpy(part.token_ids).size for part in one if part.HasField("token_ids")) for one in streams]
+    assert tokens == [2] * 24

