@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
+import tempfile
 from pathlib import Path
 
 import torch.distributed as dist
@@ -27,29 +27,14 @@ def start(world: int, script: Path, arguments: list[str], seconds: float) -> Non
         "WORLD_SIZE": str(world),
         "OMP_NUM_THREADS": "1",
     }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(script), *arguments],
-            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    end = time.monotonic() + seconds
-    try:
-        # The first to fail explains why the others wait.
-        while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
-            assert time.monotonic() < end, f"ranks still run after {seconds} s: {[rank.poll() for rank in ranks]}"
-            try:
-                ranks[0].wait(timeout=0.2)
-            except subprocess.TimeoutExpired:
-                continue
-            ranks[-1].wait(timeout=max(0.1, end - time.monotonic()))
-    finally:
-        for rank in ranks:
-            if rank.poll() is None:
-                rank.kill()
-        errors = [rank.communicate()[1] for rank in ranks]
-    failed = [f"rank {number}: {text[-3000:]}" for number, text in enumerate(errors) if ranks[number].returncode]
-    assert not failed, "\n".join(failed)
+    forked = Path(__file__).with_name("forked.py")
+    with tempfile.TemporaryDirectory() as errors:
+        command = [sys.executable, "-W", "ignore", forked, str(world), errors, script, *arguments]
+        status: int | None = None
+        try:
+            status = subprocess.run(command, env=environment, timeout=seconds).returncode
+        except subprocess.TimeoutExpired:
+            pass
+        texts = [f"rank {path.name}: {path.read_text()[-3000:]}" for path in sorted(Path(errors).iterdir())]
+    ended = f"ranks still run after {seconds} s" if status is None else f"ranks ended with {status}"
+    assert status == 0, "\n".join([ended, *texts])
