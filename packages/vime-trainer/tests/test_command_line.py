@@ -173,6 +173,7 @@ def test_public_names():
         "Coordinates",
         "Parallel",
         "ParallelConfig",
+        "TransformerEngine",
         "build_chunks",
         "build_model",
         "cuda_names",
