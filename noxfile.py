@@ -230,7 +230,8 @@ def gpu(session: nox.Session) -> None:
     """
     python = sys.executable
     env = {f"VIME_PYTHON_{stage.upper()}": python for stage in STAGES}
-    session.run(python, "-m", "pytest", "-q", "packages/vime-trainer/tests/test_gpu.py", external=True)
+    tests = [f"packages/vime-trainer/tests/{name}.py" for name in ("test_gpu", "test_gpu_transformer_engine")]
+    session.run(python, "-m", "pytest", "-q", *tests, external=True)
     share = "engine.config.vllm.gpu_memory_utilization=0.3"
     # vLLM's float32 kernels multiply in TF32 there: 1e-4 to 6e-4 nats were seen.
     demo = ["demo", "--name", "gpu", "--max-difference", "2e-3", "--set", share]
