@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from vime_proto.errors import ContractError
 from vime_proto.version import policy_version
 from vime_r3.layout import pack, take
-from vime_r3.shards import layer_range, payload_bytes, row_ranges
-from vime_r3.trace import Routes, decode, encode
+from vime_r3.shards import join_layers, layer_range, layer_ranges, payload_bytes, row_ranges
+from vime_r3.trace import Routes, decode, encode, select
 
 V1 = policy_version("run", 0, 1)
 
@@ -69,6 +69,34 @@ def test_bytes_of_a_shard(make_ids):
     assert payload_bytes(header, [(2, 6), (10, 11)], (4, 6)) == 4 * 2 * 2
     assert payload_bytes(header, [(0, 20)], None) == 0
     assert layer_range((4, 5)) == (4, 6) and layer_range(()) is None
+
+
+def test_layers_of_virtual_stages_come_in_parts_and_become_one_trace(make_ids):
+    moe = (1, 2, 3, 5, 6, 8)
+    assert layer_ranges((1, 2, 6, 8), moe) == [(1, 3), (6, 9)] and layer_ranges((3, 5), moe) == [(3, 6)]
+    assert layer_ranges(moe, moe) == [(1, 9)] and layer_ranges((), moe) == []
+    ids, valid = make_ids(20, layers=6), np.arange(20) % 7 != 3
+    trace = encode(
+        ids, layer_ids=moe, experts=8, version=V1, valid=valid, chunk_rows=6, chunk_layers=4, inexact=[(1, 3)]
+    )
+    mine = [0, 1, 4, 5]
+    parts = [select(trace, layer_ids=layers) for layers in ((1, 2), (6, 8))]
+    joined = decode(join_layers(parts), rows=20)
+    whole = decode(trace)
+    assert joined.layer_ids == (1, 2, 6, 8) and len(join_layers(parts).inline) == 20 * 4 * 2
+    assert np.array_equal(joined.valid, valid) and np.array_equal(joined.exact, whole.exact)
+    np.testing.assert_array_equal(joined.ids[valid], ids[valid][:, mine])
+    assert join_layers(parts[:1]) == parts[0]
+
+
+def test_parts_that_do_not_belong_together_are_refused(make_ids):
+    with pytest.raises(ContractError, match=r"no layer 4 in the trace's \[1, 3\]"):
+        layer_ranges((3, 4), (1, 3))
+    one, other = (encode(make_ids(n, layers=2), layer_ids=(1, 2), experts=8, version=V1) for n in (5, 6))
+    with pytest.raises(ContractError, match=r"parts\[1\]: rows, holes, experts or top-k differ"):
+        join_layers([one, other])
+    with pytest.raises(ContractError, match="layer_ids: must be ascending"):
+        join_layers([one, one])
 
 
 def test_places_beyond_the_tokens_are_refused():

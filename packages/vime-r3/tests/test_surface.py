@@ -35,7 +35,7 @@ def test_exported_names():
     assert vime_r3.layout.__all__ == ["pack", "take"]
     assert vime_r3.cli.__all__ == ["main"]
     assert vime_r3.load.__all__ == ["Load", "expert_load"]
-    assert vime_r3.shards.__all__ == ["layer_range", "payload_bytes", "row_ranges"]
+    assert vime_r3.shards.__all__ == ["join_layers", "layer_range", "layer_ranges", "payload_bytes", "row_ranges"]
     assert vime_r3.storage.__all__ == ["TraceFiles"]
     assert vime_r3.agreement.__all__ == ["Agreement", "compare"]
 

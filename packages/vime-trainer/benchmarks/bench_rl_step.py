@@ -33,7 +33,7 @@ class NoModel:
     """Log-probs from a single parameter: forward and backward cost next to nothing."""
 
     vocab_size = 32
-    routed_layers = None
+    moe_layers = routed_layers = None
     cost = critic = None
 
     def __init__(self):

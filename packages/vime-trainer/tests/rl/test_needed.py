@@ -3,9 +3,14 @@
 import numpy as np
 import pytest
 from make import answer, group, index_of, prompt, rollout, sample
+from served_folder import served_folder
+from test_services import import_settings
 from test_train import run_settings
 
+from vime_proto.version import policy_version
+from vime_r3.trace import decode, encode
 from vime_trainer.policy._layouts import Cut, routed_tokens, stream_length
+from vime_trainer.rl import write_batch
 from vime_trainer.rl._buffer import _selection
 from vime_trainer.rl._needed import ReplayedPass, needed_routes
 from vime_trainer.rl._plan import plan_batch
@@ -18,10 +23,10 @@ LENGTHS = np.array([9, 4, 1, 13, 6, 7])
 class Rank:
     """A backend as far as it says what a rank routes."""
 
-    routed_layers, vocab_size, critic, cost = (1, 3), 32, None, None
+    moe_layers, vocab_size, critic, cost = (1, 3, 4, 6), 32, None, None
 
-    def __init__(self, cut):
-        self.cut = cut
+    def __init__(self, cut, routed_layers=(1, 3)):
+        self.cut, self.routed_layers = cut, routed_layers
 
     def routed_tokens(self, micro_batches):
         found = [routed_tokens(one, False, self.cut, stream_length(one, False, self.cut)) for one in micro_batches]
@@ -46,7 +51,7 @@ def test_of_one_pass_every_row_is_needed_by_one_rank(size, token_size):
     found = [needed_routes(LENGTHS, one, [ReplayedPass([[0, 3], [1], [2, 5], []])]) for one in ranks(size, token_size)]
     parts = [rows_of(one) for one in found]
     assert set().union(*parts) == every_row([0, 1, 2, 3, 5]) and sum(map(len, parts)) == 8 + 3 + 12 + 6
-    assert all(one.layers == (1, 3) for one in found)
+    assert all(one.layers == (1, 3) and one.layer_ranges == [(1, 4)] for one in found)
     assert (np.sum([one.tokens for one in found], axis=0) == np.repeat(np.arange(6) != 4, LENGTHS)).all()
 
 
@@ -112,3 +117,46 @@ def test_requests_name_the_rows():
     assert asked(0, None) == [], "everything"
     whole = needed_routes(index.lengths, Rank(Cut()), [ReplayedPass([[0, 1]])])
     assert asked(0, whole) == asked(1, whole) == [], "everything"
+
+
+@pytest.mark.parametrize("layers", [(1, 6), (3, 4), ()])
+def test_what_arrives_is_what_was_asked_for(layers, tmp_path):
+    """Of a buffer, by a rank of two with virtual stages, one in the middle and one of dense layers."""
+    random, samples = np.random.default_rng(1), []
+    for number, length in enumerate(LENGTHS):
+        one = sample(f"s{number}", prompt([1]), answer([2] * (length - 1)))
+        ids = np.argsort(random.random((length - 1, 4, 8)))[..., :2]
+        valid = np.arange(length - 1) % 5 != 1
+        one.routing.CopyFrom(
+            encode(
+                ids,
+                layer_ids=Rank.moe_layers,
+                experts=8,
+                version=policy_version("run", 0, 0),
+                valid=valid,
+                chunk_rows=4,
+            )
+        )
+        samples.append(one)
+    groups = [group("g", *(rollout(one.sample_id, 1.0, one) for one in samples))]
+    write_batch(tmp_path, index_of(groups), {one.sample_id: one for one in samples})
+    with served_folder(import_settings(tmp_path, tmp_path / "out", r3="replay")) as (source, received):
+        folder = source(tmp_path)
+        leased = folder.lease()
+        for cut in (Cut(0, 2), Cut(1, 2)):
+            needed = needed_routes(leased.index.lengths, Rank(cut, layers), [ReplayedPass([[0, 3], [1, 2, 5]])])
+            found = folder.fetch(leased, [0, 1, 2, 3, 4, 5], needed)
+            for number, given in enumerate(samples):
+                came = found[given.sample_id]
+                assert came.segments == given.segments
+                if not layers:
+                    assert not came.HasField("routing")
+                    continue
+                routes, whole = decode(came.routing, rows=int(LENGTHS[number]) - 1), decode(given.routing)
+                rows = [row for s, row in sorted(rows_of(needed)) if s == number and whole.valid[row]]
+                assert np.flatnonzero(routes.valid).tolist() == rows and routes.layer_ids == layers
+                columns = [Rank.moe_layers.index(layer) for layer in layers]
+                np.testing.assert_array_equal(routes.ids[rows], whole.ids[rows][:, columns])
+                # Holes that were asked for may come as well.
+                asked = sum(s == number for s, _ in rows_of(needed))
+                assert len(rows) <= received[-1][given.sample_id] / (len(layers) * 2) <= asked

@@ -54,7 +54,9 @@ class ContentMixin:
         if pb.SAMPLE_FIELD_ROUTING not in wanted:
             result.ClearField("routing")
         elif result.HasField("routing"):
-            payload = result.routing.inline or self._blob(run.run_id, result.routing.blob_id)
+            # A sample of one token has a trace without a byte.
+            blob = result.routing.WhichOneof("payload") == "blob_id"
+            payload = self._blob(run.run_id, result.routing.blob_id) if blob else result.routing.inline
             whole = any(chunk.compression != routing_pb2.COMPRESSION_NONE for chunk in result.routing.header.chunks)
             if whole:
                 result.routing.inline = payload

@@ -50,8 +50,8 @@ class Backend(Protocol):
 
     Attributes:
         vocab_size: token ids are below it; None when unknown.
-        routed_layers: numbers, counted from 0, of the MoE layers on this rank, which may have none; None stands for all
-            that a trace has.
+        moe_layers: numbers, counted from 0, of the model's MoE layers, which are those of a trace; None when unknown.
+        routed_layers: those of them on this rank, which may have none; None stands for all that a trace has.
         cost: what a sequence costs, by its length; None counts tokens.
         critic: None unless the algorithm needs one.
         recorded: after a run over batches with RecordRows, the routes of each on this rank; see `Policy.recorded`.
@@ -59,6 +59,7 @@ class Backend(Protocol):
 
     recorded: list[ReplayRows | None]
     vocab_size: int | None
+    moe_layers: tuple[int, ...] | None
     routed_layers: tuple[int, ...] | None
     cost: TokenCost | None
     critic: Critic | None

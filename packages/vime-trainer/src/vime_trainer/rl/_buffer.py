@@ -18,7 +18,7 @@ from vime_trainer.batch import BatchIndex
 
 from ._batches import LeasedBatch, NotYet
 from ._io import IoThread
-from ._needed import NeededRoutes
+from ._needed import NeededRoutes, Range
 from ._settings import RlSettings
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,16 @@ def _selection(index: BatchIndex, sample: int, routes: NeededRoutes | None) -> p
         for start, stop in routes.rows[sample] or [(0, 0)]:
             selection.routing_rows.add(start=start, stop=stop)
     return selection
+
+
+def _add_layers(sample: sample_pb2.Sample, other: sample_pb2.Sample) -> None:
+    """Adds the layers of the other's routes, of the same rows. A sample without routes is refused by whoever reads it."""
+    from vime_r3.shards import join_layers
+
+    have, more = sample.routing.header.layer_ids, other.routing.header.layer_ids
+    # A buffer that cannot cut a trace delivers all of it.
+    if other.HasField("routing") and not set(more) <= set(have):
+        sample.routing.CopyFrom(join_layers([sample.routing, other.routing]))
 
 
 class LostLeaseError(RuntimeError):
@@ -213,13 +223,24 @@ class BufferClient:
     async def _fetch_part(
         self, selections: Sequence[pb.SampleSelection], routes: NeededRoutes | None
     ) -> dict[str, sample_pb2.Sample]:
+        first, *others = (None if routes is None else routes.layer_ranges) or [None]
         fields = [pb.SAMPLE_FIELD_TOKENS, pb.SAMPLE_FIELD_GENERATION, pb.SAMPLE_FIELD_STREAMS]
-        layers = None if routes is None else routes.layers
-        if self._settings.r3 == "replay" and layers != ():
+        if self._settings.r3 == "replay" and (routes is None or routes.layers != ()):
             fields.append(pb.SAMPLE_FIELD_ROUTING)
+        found = await self._fetch_fields(selections, fields, first)
+        for layers in others:
+            more = await self._fetch_fields(selections, [pb.SAMPLE_FIELD_ROUTING], layers)
+            found = {name: sample for name, sample in found.items() if name in more}
+            for name, sample in found.items():
+                _add_layers(sample, more[name])
+        return found
+
+    async def _fetch_fields(
+        self, selections: Sequence[pb.SampleSelection], fields: Sequence[int], layers: Range | None
+    ) -> dict[str, sample_pb2.Sample]:
         request = pb.FetchSamplesRequest(run_id=self._settings.run_id, samples=selections, fields=fields)
-        if layers:
-            request.routing_layers.start, request.routing_layers.stop = min(layers), max(layers) + 1
+        if layers is not None:
+            request.routing_layers.start, request.routing_layers.stop = layers
 
         async def read(request, timeout=None, metadata=None) -> dict[str, sample_pb2.Sample]:
             found = {}

@@ -76,7 +76,8 @@ class MegatronBackend:
         # Routes of the engine belong to the policy: the reference routes itself.
         self._reference = self._load(settings, replay=False) if settings.algorithm.kl.coefficient > 0 else None
         self.vocab_size: int | None = self.policy.arch.vocab
-        moe = self.policy.arch.moe_layers
+        moe = tuple(sorted(self.policy.arch.moe_layers))
+        self.moe_layers: tuple[int, ...] | None = moe
         self.routed_layers: tuple[int, ...] | None = tuple(layer for layer in self.policy.layers if layer in moe)
         self.cost: TokenCost | None = TokenCost.of_architecture(self.policy.arch)
 

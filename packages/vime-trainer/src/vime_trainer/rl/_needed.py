@@ -32,11 +32,13 @@ class NeededRoutes:
 
     Attributes:
         layers: numbers of its MoE layers, ascending; None for all of a trace.
+        layer_ranges: ranges [start, stop) of layer numbers that have these and no others; one without virtual stages.
         tokens: bool [T of the batch]; tokens whose rows it needs.
         rows: for each sample of the batch ranges [start, stop) of rows, ascending and disjoint.
     """
 
     layers: tuple[int, ...] | None
+    layer_ranges: list[Range] | None
     tokens: np.ndarray
     rows: list[list[Range]]
 
@@ -51,7 +53,7 @@ def needed_routes(lengths: np.ndarray, backend: Backend, passes: Iterable[Replay
         backend: says which tokens of a micro-batch this rank routes.
         passes: those that are going to be made.
     """
-    from vime_r3.shards import row_ranges
+    from vime_r3.shards import layer_ranges, row_ranges
 
     starts = np.cumsum(lengths) - lengths
     needed = np.zeros(int(lengths.sum()), bool)
@@ -68,4 +70,6 @@ def needed_routes(lengths: np.ndarray, backend: Backend, passes: Iterable[Replay
             if one.shift:
                 inside = rows - np.repeat(starts[list(micro)], lengths[list(micro)])
                 needed[rows[places[inside[places] >= one.shift]] - one.shift] = True
-    return NeededRoutes(backend.routed_layers, needed, row_ranges(np.flatnonzero(needed), lengths.tolist()))
+    layers = backend.routed_layers
+    ranges = None if layers is None else layer_ranges(layers, backend.moe_layers or layers)
+    return NeededRoutes(layers, ranges, needed, row_ranges(np.flatnonzero(needed), lengths.tolist()))
