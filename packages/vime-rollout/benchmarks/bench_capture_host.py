@@ -11,6 +11,7 @@ costs to copy routes from the GPU is not in it.
 from __future__ import annotations
 
 import argparse
+import gc
 import platform
 import statistics
 import sys
@@ -153,6 +154,9 @@ def main() -> None:
         for number in range(options.rounds):
             for name in list(kinds)[:: -1 if number % 2 else 1]:
                 kind, capture, joined = kinds[name]
+                # As vLLM does in its processes: what was imported is not searched for garbage again and again.
+                gc.collect()
+                gc.freeze()
                 found[name].append(run(kind, Path(folder), pipe, options, capture, joined))
     print(
         f"vLLM {vllm.__version__}, {platform.machine()}; {options.requests} requests, {options.layers} x {options.top_k} ids "
