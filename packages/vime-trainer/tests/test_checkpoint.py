@@ -248,6 +248,11 @@ KILLED = """
     policy = Policy.from_hf(folder)
     optimizer = Optimizer(policy, OptimizerSettings())
     save_checkpoint(root, policy, optimizer, RunState(1), keep=2)
+    # Kills come anywhere within the time that three saves take on this machine.
+    begun = time.perf_counter()
+    for step in (2, 3, 4):
+        save_checkpoint(root, policy, optimizer, RunState(step), keep=2)
+    span = time.perf_counter() - begun
     for number in range(rounds):
         latest = load_checkpoint(find_latest(root), policy, optimizer).step
         child = os.fork()
@@ -256,7 +261,7 @@ KILLED = """
             while True:
                 step += 1
                 save_checkpoint(root, policy, optimizer, RunState(step), keep=2)
-        time.sleep(0.002 + 0.05 * ((number * 37) % 100) / 100)
+        time.sleep(span * (0.05 + ((number * 37) % 100) / 100))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     latest = load_checkpoint(find_latest(root), policy, optimizer).step
