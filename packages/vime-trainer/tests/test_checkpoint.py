@@ -249,10 +249,12 @@ KILLED = """
     optimizer = Optimizer(policy, OptimizerSettings())
     save_checkpoint(root, policy, optimizer, RunState(1), keep=2)
     # Kills come anywhere within the time that three saves take on this machine.
-    begun = time.perf_counter()
+    times = []
     for step in (2, 3, 4):
+        begun = time.perf_counter()
         save_checkpoint(root, policy, optimizer, RunState(step), keep=2)
-    span = time.perf_counter() - begun
+        times.append(time.perf_counter() - begun)
+    span = 3 * min(times)
     for number in range(rounds):
         latest = load_checkpoint(find_latest(root), policy, optimizer).step
         child = os.fork()
@@ -275,7 +277,7 @@ def test_killed_a_hundred_times_while_saving(dense_folder, tmp_path):
         [sys.executable, "-c", textwrap.dedent(KILLED), str(dense_folder), str(tmp_path / "c"), "100"],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) > 20
