@@ -14,6 +14,7 @@ from e2e_support import demo_recipe, stage_process, wait_until
 
 from vime_launch import toml
 from vime_launch.metrics import Metrics
+from vime_launch.recipe import COMMANDS
 from vime_proto.sample.v1 import sample_pb2
 
 QUESTIONS, GROUPS, SIZE = 32, 4, 4
@@ -33,12 +34,18 @@ def contents(path: Path) -> tuple[str, list[str]]:
     return json.loads((path.parent / "batch.json").read_text())["batch_id"], [group.group_id for group in groups_in(path)]
 
 
+def as_command(trainer: dict) -> dict:
+    """The trainer's table with its command written out: such a one is not started a second time to check its configuration."""
+    return trainer | {"command": [os.environ["VIME_PYTHON_TRAINER"], *COMMANDS["trainer"]]}
+
+
 def recipe_for(home: Path, prepared: Path, engine: str, runs: str) -> dict:
     """A run of 32 questions, asked once each, in batches of 4 groups."""
     few = home / "few.jsonl"
     few.write_text("".join(line + "\n" for line in (prepared / "task/prompts.jsonl").read_text().splitlines()[:QUESTIONS]))
     recipe = demo_recipe(prepared)
     recipe |= {"name": "e2e", "runs_dir": str(home / runs), "engine": {"address": engine}}
+    recipe["trainer"] = as_command(recipe["trainer"])
     prompts = [{"path": str(few), "text_field": "prompt", "answer_field": "answer"}]
     # A lease that nobody renews would hold for ten minutes: a resume that waited for it would not end in time.
     recipe["buffer"]["config"] = {"prompts": prompts, "lease_ttl_seconds": 600}
@@ -83,7 +90,7 @@ def test_rollout_only_writes_batches(exported):
 def test_train_only_takes_them(vime, home, prepared, exported):
     recipe = demo_recipe(prepared)
     trainer = recipe["trainer"]["config"] | {"import_batches": str(exported), "evaluations": [], "max_staleness": 1}
-    recipe = {"name": "alone", "runs_dir": str(home / "train-only"), "trainer": recipe["trainer"] | {"config": trainer}}
+    recipe = {"name": "alone", "runs_dir": str(home / "train-only"), "trainer": as_command(recipe["trainer"]) | {"config": trainer}}
     assert vime.run("run", write(home / "alone.toml", recipe)) == 0, vime.output
     folder = home / "train-only/alone"
     metrics = Metrics(folder / "metrics.jsonl")
@@ -116,8 +123,9 @@ def test_a_killed_run_resumes_without_losing_or_repeating_anything(vime, home, p
             wait_until(lambda: steps() >= after, 300, process, lambda: vime.output[-3000:])
             os.kill(stage_process(folder, stage), signal.SIGKILL)
             killed = time.monotonic()
-            assert process.wait(20) == 137, vime.output[-3000:]
-            assert time.monotonic() - killed < 10
+            assert process.wait(60) == 137, vime.output[-3000:]
+            # Ten seconds where the machine has nothing else to do.
+            assert time.monotonic() - killed < 30
         finally:
             if process.poll() is None:
                 process.kill()
@@ -128,7 +136,8 @@ def test_a_killed_run_resumes_without_losing_or_repeating_anything(vime, home, p
     # A launcher that was itself killed leaves no summary; the most memory that it saw counts all the same.
     (folder / "peak_rss_bytes").write_text(str(100 << 30))
     kill("worker-0", 5, "--resume", str(folder))
-    assert vime.run("run", path, "--resume", str(folder), seconds=300) == 0, vime.output[-3000:]
+    # Goes on with two ranks, from checkpoints that one wrote.
+    assert vime.run("run", path, "--resume", str(folder), "--set", "trainer.ranks=2") == 0, vime.output[-3000:]
 
     batches = sorted(kept.glob("*/groups.binpb"))
     trained = [group.group_id for one in batches for group in groups_in(one)]
@@ -142,9 +151,19 @@ def test_a_killed_run_resumes_without_losing_or_repeating_anything(vime, home, p
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["steps"] == QUESTIONS // GROUPS and summary["peak_rss_gib"] == 100
 
+    # On policy, with the engine's routes: what it answered by is what both ranks trained.
+    metrics = Metrics(folder / "metrics.jsonl")
+    assert max(metrics.series("train_rollout_logprob_abs_diff/mean")[1]) < 1e-4
+    assert set(metrics.series("rollouts")[1]) == {GROUPS * SIZE}
+    assert "[rank 1] vime-trainer rl: finished" in (folder / "logs/trainer.log").read_text()
+    assert (folder / "trainer/final/model.safetensors").exists()
 
-def test_the_short_demo(vime, home):
-    assert vime.run("demo", "--short", "--name", "short") == 0, vime.output
+
+def test_the_short_demo(vime, home, prepared):
+    few = home / "held_out.jsonl"
+    few.write_text("".join(line + "\n" for line in (prepared / "task/held_out.jsonl").read_text().splitlines()[:200]))
+    held_out = f'buffer.config.evaluation.held_out.path="{few}"'
+    assert vime.run("demo", "--short", "--name", "short", "--set", held_out) == 0, vime.output
     folder = home / "runs/short"
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["steps"] == 3 and summary["staleness_max"] == 0
