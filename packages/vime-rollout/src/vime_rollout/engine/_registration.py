@@ -29,6 +29,7 @@ class Registration:
         self._channel = open_channel(settings.router, token=token, tls_ca=settings.router_tls_ca)
         self._stub = router_pb2_grpc.RouterServiceStub(self._channel)
         self._task: asyncio.Task | None = None
+        self._stopping = asyncio.Event()
 
     def start(self) -> None:
         """Begins to register."""
@@ -37,6 +38,9 @@ class Registration:
     async def stop(self) -> None:
         """Deregisters."""
         if self._task is not None:
+            # A call on its way gets a moment: cut off, it could still arrive after the one that takes the engine off.
+            self._stopping.set()
+            await asyncio.wait([self._task], timeout=1.0)
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
@@ -50,7 +54,7 @@ class Registration:
     async def _renew(self) -> None:
         period = self._settings.lease_seconds / 3
         complained = False
-        while True:
+        while not self._stopping.is_set():
             request = pb.RegisterEngineRequest(
                 request_id=uuid.uuid4().hex,
                 engine_id=self._settings.engine_id,
@@ -65,4 +69,5 @@ class Registration:
                 if not complained:
                     log.warning("router %s does not register this engine: %s", self._settings.router, describe(error))
                 complained = True
-            await asyncio.sleep(period)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), period)
