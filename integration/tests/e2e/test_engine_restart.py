@@ -102,8 +102,10 @@ def test_a_run_outlives_its_engine(vime, home, prepared):
             os.kill(core, signal.SIGKILL)
             os.kill(trainer, signal.SIGCONT)
             # Until the engine is gone; how the call that was under way ends then is for gRPC to say.
+            patience = time.monotonic() + 120
             with contextlib.suppress(grpc.RpcError):
                 while True:
+                    assert time.monotonic() < patience, "the engine goes on without its core"
                     found = status(rollout_pb2.GetStatusRequest(), timeout=60).status
                     assert found.state != rollout_pb2.ENGINE_STATE_SERVING, "half an update serves nobody"
         assert process.wait(400) == 0, say()
