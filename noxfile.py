@@ -70,15 +70,21 @@ def _pytest(session: nox.Session, name: str, *more: str, aside: bool = False) ->
     command = [str(venvs.python(environment)), "-m", "pytest", "-q", f"--junitxml={report}", *arguments, *more]
     session.log(f"{name}: pytest in {folder} with .venvs/{environment}")
     begun = time.monotonic()
+    ended_well = _run(name, command, ROOT / folder, env, aside)
+    session.log(f"{name}: {time.monotonic() - begun:.0f} s")
+    passed, failed, _ = _counts(name)
+    return ended_well and passed > 0 and failed == 0
+
+
+def _run(name: str, command: list[str], folder: Path, env: dict[str, str], aside: bool) -> bool:
+    """Whether a command ended well; ``aside`` keeps its output back until it is done."""
     done = subprocess.run(
-        command, cwd=ROOT / folder, env=env, check=False, text=True, stdin=subprocess.DEVNULL,
+        command, cwd=folder, env=env, check=False, text=True, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE if aside else None, stderr=subprocess.STDOUT if aside else None,
     )  # fmt: skip
     if aside:
         print(f"----- {name}\n{done.stdout}", flush=True)
-    session.log(f"{name}: {time.monotonic() - begun:.0f} s")
-    passed, failed, _ = _counts(name)
-    return done.returncode == 0 and passed > 0 and failed == 0
+    return done.returncode == 0
 
 
 def _counts(name: str) -> tuple[int, int, int]:
@@ -122,15 +128,8 @@ CHECKS = {"lint": _lint, "lone-wheel": _lone_wheel}
 
 def _check(name: str) -> bool:
     """Runs the commands of a check; shows their output when they are done."""
-    good = True
-    for command, env in CHECKS[name]():
-        done = subprocess.run(
-            command, cwd=ROOT, env=os.environ | env, check=False, text=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        print(f"----- {name}\n{done.stdout}", flush=True)
-        good &= done.returncode == 0
-    return good
+    # All of them, also after one that failed.
+    return all([_run(name, command, ROOT, os.environ | env, aside=True) for command, env in CHECKS[name]()])
 
 
 @nox.session

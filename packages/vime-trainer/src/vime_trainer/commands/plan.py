@@ -77,7 +77,7 @@ def main(argv: Sequence[str], prog: str) -> int:
     critic = None
     if settings.critic:
         critic = CriticWorkload(
-            config=read_config(settings.critic_model or settings.model),
+            config=None if settings.critic_model is None else read_config(settings.critic_model),
             distributed=settings.critic_distributed,
             cpu_offload=settings.critic_cpu_offload,
             epochs=settings.critic_epochs,

@@ -16,12 +16,21 @@ from torch.nn.functional import scaled_dot_product_attention
 from vime_trainer.megatron._layout import Segment, SequenceLayout
 from vime_trainer.megatron._rotary import turn
 
-__all__ = ["PackedAttention", "needs_dense"]
+__all__ = ["PackedAttention", "by_token", "needs_dense"]
 
 
 def needs_dense(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the varlen kernel does not serve this device and element type."""
     return device.type != "cuda" or dtype == torch.float32
+
+
+def by_token(query: Tensor, key: Tensor, value: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor, Tensor]:
+    """Heads [tokens, heads, head_dim] of what Megatron gives as [tokens, 1, heads, head_dim]; where the layout leaves that to
+    attention, queries and keys are turned by their positions."""
+    query, key, value = query.squeeze(1), key.squeeze(1), value.squeeze(1)
+    if layout.turns is not None:
+        query, key = turn(query, layout.turns), turn(key, layout.turns)
+    return query, key, value
 
 
 class PackedAttention(MegatronModule):
@@ -71,10 +80,8 @@ class PackedAttention(MegatronModule):
         """
         if packed_seq_params is None:
             raise ValueError("PackedAttention needs a SequenceLayout")
-        query, key, value = query.squeeze(1), key.squeeze(1), value.squeeze(1)
         layout = packed_seq_params
-        if layout.turns is not None:
-            query, key = turn(query, layout.turns), turn(key, layout.turns)
+        query, key, value = by_token(query, key, value, layout)
         if layout.segments:
             key, value = _gather(key, value, layout)
         if layout.segments and layout.dense:

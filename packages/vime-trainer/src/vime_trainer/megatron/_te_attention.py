@@ -8,8 +8,8 @@ from megatron.core.extensions.transformer_engine import TEDotProductAttention
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
+from vime_trainer.megatron._attention import by_token
 from vime_trainer.megatron._layout import SequenceLayout
-from vime_trainer.megatron._rotary import turn
 
 __all__ = ["TeAttention"]
 
@@ -41,9 +41,7 @@ class TeAttention(TEDotProductAttention):
         if packed_seq_params is None:
             raise ValueError("TeAttention needs a SequenceLayout")
         layout = packed_seq_params
-        query, key, value = query.squeeze(1), key.squeeze(1), value.squeeze(1)
-        if layout.turns is not None:
-            query, key = turn(query, layout.turns), turn(key, layout.turns)
+        query, key, value = by_token(query, key, value, layout)
         bounds = PackedSeqParams(
             qkv_format="thd",
             cu_seqlens_q=layout.cu_seqlens_q,

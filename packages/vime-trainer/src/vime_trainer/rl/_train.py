@@ -153,11 +153,11 @@ class BatchTrainer:
         """Weights of tokens, and how it is cut, for each of the critic's optimizer steps that has something to learn."""
         settings, critic = self._settings.algorithm, self._settings.critic
         parts = critic_steps(index, plan, self._settings.batch, critic.optimizer_steps, self._backend.cost)
+        weighted = [
+            (token_weights(batch, settings.aggregation, settings.constant_length, part), cut) for part, cut in parts
+        ]
         for _ in range(critic.epochs):
-            for part, cut in parts:
-                weights = token_weights(batch, settings.aggregation, settings.constant_length, part)
-                if weights.any():
-                    yield weights, cut
+            yield from ((weights, cut) for weights, cut in weighted if weights.any())
 
     def _streams(self, batch: RolloutBatch) -> dict[str, np.ndarray]:
         """What the loss sees, float32 [T] each."""

@@ -10,6 +10,7 @@ Which rows are captured, and when, stays vLLM's own work: only how they travel c
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Iterator
 from typing import Any
 
 from vllm import envs
@@ -90,13 +91,14 @@ def take_apart(output_processor: Any) -> None:
     output_processor.process_outputs = process_outputs
 
 
-# The front end takes outputs in chunks of this many, so a frame lies in the first output of each.
+def _chunks(outputs: list[Any]) -> Iterator[list[Any]]:
+    """Outputs as the front end takes them; a frame lies in the first of each chunk."""
+    size = envs.VLLM_V1_OUTPUT_PROC_CHUNK_SIZE
+    return (outputs[start : start + size] for start in range(0, len(outputs), size))
 
 
 def _pack(outputs: list[Any]) -> None:
-    size = envs.VLLM_V1_OUTPUT_PROC_CHUNK_SIZE
-    for start in range(0, len(outputs), size):
-        chunk = outputs[start : start + size]
+    for chunk in _chunks(outputs):
         frame = _frames.join([one.request_id for one in chunk], [one.routed_experts for one in chunk])
         if frame is not None:
             for one in chunk:
@@ -105,10 +107,8 @@ def _pack(outputs: list[Any]) -> None:
 
 
 def _unpack(outputs: list[Any]) -> None:
-    size = envs.VLLM_V1_OUTPUT_PROC_CHUNK_SIZE
-    for start in range(0, len(outputs), size):
-        frame = outputs[start].routed_experts
+    for chunk in _chunks(outputs):
+        frame = chunk[0].routed_experts
         if _frames.is_frame(frame):
-            chunk = outputs[start : start + size]
             for one, rows in zip(chunk, _frames.split([one.request_id for one in chunk], frame), strict=True):
                 one.routed_experts = rows
