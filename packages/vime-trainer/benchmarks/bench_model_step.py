@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 
 import torch
+from rounds import synchronize
 
 from vime_trainer import models
 from vime_trainer.fused import Switches, switches
-from vime_trainer.megatron import ParallelConfig, _build
+from vime_trainer.megatron import ParallelConfig, TransformerEngine, _transformer_engine, build_model
 from vime_trainer.optim import Optimizer, OptimizerSettings
 from vime_trainer.packed import pack
 from vime_trainer.plan import Workload, make_plan
@@ -87,19 +88,27 @@ def without(*names: str) -> Iterator[None]:
             setattr(switches, name, True)
 
 
-def build(config: dict, dtype: str) -> Policy:
-    """Random weights, made on the device."""
-    policy = Policy(models.HfConfig(config), dtype, "packed", recompute=False)
+def build(config: dict, dtype: str, transformer_engine: TransformerEngine = "off", std: float = 0.02) -> Policy:
+    """Random weights made on the device: the same numbers, rounded to bfloat16, for either kind of layers and either type."""
+    policy = Policy(models.HfConfig(config), dtype, "packed", recompute=False, transformer_engine=transformer_engine)
+    generator = torch.Generator(policy.device).manual_seed(0)
     with torch.no_grad():
-        for param in policy.parameters().values():
-            if param.dim() > 1:
-                param.normal_(0.0, 0.02)
+        for _, weight in sorted(policy.weights().items()):
+            if len(weight.shape) > 1:
+                whole = torch.empty(weight.shape, dtype=torch.bfloat16, device=policy.device)
+                weight.copy_(whole.normal_(0.0, std, generator=generator))
     return policy
 
 
 def make_batch(config: dict, lengths: list[int]):
     make = torch.Generator().manual_seed(0)
     return pack([torch.randint(0, config["vocab_size"], (length,), generator=make) for length in lengths])
+
+
+def step_flops(config: dict, dtype: str, lengths: list[int]) -> float:
+    """Arithmetic of a forward and backward pass."""
+    work = Workload(micro_batch_tokens=sum(lengths), sequence_length=lengths[0], dtype=dtype)
+    return make_plan(models.HfConfig(config), ParallelConfig(), 1, work).step_flops
 
 
 def passes(policy: Policy, batch) -> Callable[[], None]:
@@ -111,11 +120,6 @@ def passes(policy: Policy, batch) -> Callable[[], None]:
         policy(batch).logprobs.sum().backward()
 
     return run
-
-
-def synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def timed(run: Callable[[], object], repeats: int) -> list[float]:
@@ -141,14 +145,21 @@ def show(what: str, seconds: list[float], flops: float) -> None:
     print(text, flush=True)
 
 
-def with_optimizer(policy: Policy, batch, repeats: int, flops: float) -> None:
-    """Whole steps, then the optimizer's part of them."""
+def whole_step(policy: Policy, batch) -> tuple[Callable[[], None], Optimizer]:
+    """What computes the gradients of a step, and the optimizer that takes it."""
     optimizer = Optimizer(policy, OptimizerSettings(learning_rate=1e-6))
     wanted = batch.positions > 0
 
     def gradients() -> None:
         optimizer.zero_grad()
         policy.run([batch], [wanted], lambda _, out: -out.logprobs.mean())
+
+    return gradients, optimizer
+
+
+def with_optimizer(policy: Policy, batch, repeats: int, flops: float) -> None:
+    """Whole steps, then the optimizer's part of them."""
+    gradients, optimizer = whole_step(policy, batch)
 
     def step() -> None:
         gradients()
@@ -172,22 +183,22 @@ def an_expert_a_module(config: dict, lengths: list[int], repeats: int, flops: fl
 
     parsed = models.HfConfig(config)
     arch = models.family_of(parsed).architecture(parsed)
-    plug_in = _build._plug_in
+    plug_in = _transformer_engine._plug_into_local
     batch = make_batch(config, lengths)
     layout = layout_of(batch.lengths, torch.device("cpu"), dense=True)
 
-    def keep_experts(block) -> None:
+    def keep_experts(block, parts) -> None:
         found = [spec.submodules.mlp.submodules.experts for spec in block.layer_specs]
-        plug_in(block)
+        plug_in(block, parts)
         for spec, kept in zip(block.layer_specs, found, strict=True):
             spec.submodules.mlp.submodules.experts = kept
 
     for name, way in (("stacked experts, decoder alone", plug_in), ("a module an expert, decoder alone", keep_experts)):
-        _build._plug_in = way
+        _transformer_engine._plug_into_local = way
         try:
-            model = _build.build_model(arch)
+            model = build_model(arch, transformer_engine="off")
         finally:
-            _build._plug_in = plug_in
+            _transformer_engine._plug_into_local = plug_in
         for param in model.parameters():
             torch.nn.init.normal_(param, std=0.02)
 
@@ -209,8 +220,7 @@ def main() -> None:
     print(
         f"{args.shape} on {where}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}"
     )
-    work = Workload(micro_batch_tokens=sum(lengths), sequence_length=lengths[0], dtype=dtype)
-    plan = make_plan(models.HfConfig(config), ParallelConfig(), 1, work)
+    flops = step_flops(config, dtype, lengths)
     batch = make_batch(config, lengths)
     names = [field.name for field in fields(Switches) if field.name != "adam"]
     for label, off in [
@@ -219,11 +229,11 @@ def main() -> None:
         ("none", tuple(names)),
     ]:
         with without(*off):
-            show(f"passes, {label}", timed(passes(build(config, dtype), batch), args.repeats), plan.step_flops)
+            show(f"passes, {label}", timed(passes(build(config, dtype), batch), args.repeats), flops)
     if args.optimizer:
-        with_optimizer(build(config, dtype), batch, args.repeats, plan.step_flops)
+        with_optimizer(build(config, dtype), batch, args.repeats, flops)
     if args.experts and args.shape == "demo":
-        an_expert_a_module(config, lengths, args.repeats, plan.step_flops)
+        an_expert_a_module(config, lengths, args.repeats, flops)
 
 
 if __name__ == "__main__":
