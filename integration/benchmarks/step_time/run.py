@@ -1,0 +1,103 @@
+"""Seconds of a whole GRPO step through buffer, router, engine, worker and trainer, and beside it those of a peer.
+
+    python step_time/run.py --work DIR [--staleness 0,1] [--steps 6] [--gpus 1|2] [--peer] [--tiny] [--limit 240]
+
+Random bfloat16 weights of the sizes of Qwen3-0.6B, 32 prompts of 100 tokens x 8 answers of exactly 512, a reward that costs
+nothing: what remains is the framework. On one GPU engine and trainer share it, and neither sleeps; with --gpus 2 each has its
+own. --peer runs TRL's GRPOTrainer with vLLM colocated on the same model and prompts, after the others; --staleness "" leaves
+ours out. --tiny is a small job for a CPU. Stages run by VIME_PYTHON_<STAGE>, else by this interpreter; vime-rollout must be
+installed there, since vLLM finds its plug-in by entry point. One JSON line a result, medians over all steps but the first two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from figures import SKIPPED, GpuMemory, summary
+from pipeline import recipe, rows, run
+from shapes import FULL, TINY, Job, write_inputs
+
+
+def prepare(job: Job, folder: Path) -> None:
+    """Writes prompts and model, unless they are there for this very job."""
+    about = json.dumps(dataclasses.asdict(job) | {"model_len": job.model_len})
+    done = folder / "job.json"
+    if done.exists():
+        if done.read_text() != about:
+            raise SystemExit(f"--work {folder}: holds another job; choose another folder")
+        return
+    write_inputs(job, folder)
+    python = os.environ.get("VIME_PYTHON_TRAINER") or sys.executable
+    command = [python, "-m", "vime_trainer", "init", "--model-config-file", str(folder / "config")]
+    command += ["--tokenizer", str(folder / "config"), "--output", str(folder / "model"), "--dtype", "bfloat16"]
+    begun = time.monotonic()
+    subprocess.run(command, check=True, stdout=sys.stderr)
+    print(f"model written in {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+    done.write_text(about)
+
+
+def ours(job: Job, folder: Path, staleness: int, arguments: argparse.Namespace) -> dict:
+    """Figures of the pipeline."""
+    values = recipe(job, f"staleness-{staleness}", folder, staleness, arguments.gpus, arguments.tiny)
+    with GpuMemory().watched() as memory:
+        found = rows(run(values, folder, arguments.steps, arguments.limit))
+    transport = values["trainer"]["config"]["weights"]["transport"]
+    figures = {"what": "vime", "staleness": staleness, "gpus": arguments.gpus, "transport": transport}
+    return figures | summary(found, job, staleness) | {"gpu_peak_gib": memory.peak_gib or None}
+
+
+def peer(folder: Path, arguments: argparse.Namespace) -> dict:
+    """Figures of the peer."""
+    script = Path(__file__).with_name("peer.py")
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    with GpuMemory().watched() as memory, (folder / "peer.log").open("w") as log:
+        done = subprocess.run(
+            [sys.executable, str(script), str(folder), str(arguments.steps)],
+            env=env, stdout=subprocess.PIPE, stderr=log, text=True, timeout=arguments.limit,
+        )  # fmt: skip
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        tail = "\n".join((folder / "peer.log").read_text(errors="replace").splitlines()[-25:])
+        raise RuntimeError(f"peer: ended with {done.returncode}\n{tail}")
+    return {"what": "trl"} | json.loads(lines[-1]) | {"gpu_peak_gib": memory.peak_gib or None}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True, help="folder for model, runs and logs")
+    parser.add_argument("--staleness", default="0,1", help="values of max_staleness, each a run")
+    parser.add_argument("--steps", type=int, default=6, help=f"of each run, the first {SKIPPED} of which do not count")
+    parser.add_argument("--gpus", type=int, choices=(1, 2), default=1, help="2: engine and trainer have one each")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds of each run")
+    parser.add_argument("--peer", action="store_true", help="also run TRL")
+    parser.add_argument("--tiny", action="store_true", help="a small job on a CPU")
+    arguments = parser.parse_args()
+    if arguments.steps <= SKIPPED:
+        parser.error(f"--steps: must be above {SKIPPED}")
+    job, folder = (TINY if arguments.tiny else FULL), arguments.work.resolve()
+    prepare(job, folder)
+    todo = [lambda s=int(one): ours(job, folder, s, arguments) for one in arguments.staleness.split(",") if one]
+    todo += [lambda: peer(folder, arguments)] if arguments.peer else []
+    failed = 0
+    for measure in todo:
+        begun = time.monotonic()
+        try:
+            result = measure()
+        except (RuntimeError, subprocess.SubprocessError) as error:
+            print(error, file=sys.stderr, flush=True)
+            failed += 1
+            continue
+        print(json.dumps(result | {"wall": round(time.monotonic() - begun, 1), "host": platform.node()}), flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
