@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).parent / "rewards"))
 
 def main(folder: Path, steps: int) -> None:
     import torch
-    from datasets import load_dataset
+    from datasets import Dataset
     from step_time_reward import value
-    from transformers import AutoTokenizer, TrainerCallback
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     job = json.loads((folder / "job.json").read_text())
@@ -49,14 +49,13 @@ def main(folder: Path, steps: int) -> None:
         per_device_train_batch_size=job["micro_batch"], gradient_accumulation_steps=rollouts // job["micro_batch"],
         num_generations=job["group_size"], max_completion_length=job["new_tokens"], temperature=1.0, beta=0.0,
         generation_kwargs={"ignore_eos": True}, learning_rate=1e-6, max_grad_norm=1.0, gradient_checkpointing=False,
-        use_vllm=True, vllm_mode="colocate", vllm_gpu_memory_utilization=0.3, vllm_max_model_length=job["model_len"],
-        model_init_kwargs={"dtype": "bfloat16", "attn_implementation": "sdpa"},
+        use_vllm=True, vllm_mode="colocate", vllm_gpu_memory_utilization=0.3,
     )  # fmt: skip
     trainer = GRPOTrainer(
-        model=str(folder / "model"),
+        model=AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.bfloat16, attn_implementation="sdpa"),
         args=config,
         reward_funcs=lambda completions, **_: [value(text) for text in completions],
-        train_dataset=load_dataset("json", data_files=str(folder / "prompts.jsonl"), split="train"),
+        train_dataset=Dataset.from_list([json.loads(line) for line in (folder / "prompts.jsonl").open()]),
         processing_class=AutoTokenizer.from_pretrained(folder / "model", padding_side="left"),
         callbacks=[Watch()],
     )

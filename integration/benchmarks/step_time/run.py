@@ -16,6 +16,7 @@ import dataclasses
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -28,7 +29,7 @@ from shapes import FULL, TINY, Job, write_inputs
 
 def prepare(job: Job, folder: Path) -> None:
     """Writes prompts and model, unless they are there for this very job."""
-    about = json.dumps(dataclasses.asdict(job) | {"model_len": job.model_len})
+    about = json.dumps(dataclasses.asdict(job))
     done = folder / "job.json"
     if done.exists():
         if done.read_text() != about:
@@ -57,7 +58,10 @@ def ours(job: Job, folder: Path, staleness: int, arguments: argparse.Namespace) 
 def peer(folder: Path, arguments: argparse.Namespace) -> dict:
     """Figures of the peer."""
     script = Path(__file__).with_name("peer.py")
-    env = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    # One GPU, which is what it is for: of several visible ones its trainer would make use in a way of its own.
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": first, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    env |= {"VLLM_NO_USAGE_STATS": "1"}
     with GpuMemory().watched() as memory, (folder / "peer.log").open("w") as log:
         done = subprocess.run(
             [sys.executable, str(script), str(folder), str(arguments.steps)],
@@ -84,6 +88,8 @@ def main() -> int:
         parser.error(f"--steps: must be above {SKIPPED}")
     job, folder = (TINY if arguments.tiny else FULL), arguments.work.resolve()
     prepare(job, folder)
+    # Whoever ends this script ends what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     todo = [lambda s=int(one): ours(job, folder, s, arguments) for one in arguments.staleness.split(",") if one]
     todo += [lambda: peer(folder, arguments)] if arguments.peer else []
     failed = 0
