@@ -9,14 +9,19 @@ import launch
 import pytest
 import torch
 import workload
+from figures import Figures
 from safetensors.torch import load_file
 from workload import Case
 
 from vime_trainer.megatron._transformer_engine import why_missing
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.device_count() < 2 or why_missing() is not None, reason="needs two GPUs and Transformer Engine"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        torch.cuda.device_count() < 2 or why_missing() is not None, reason="needs two GPUs and Transformer Engine"
+    ),
+    # Its modules and the libraries below it warn of their own internals: shown, not raised.
+    pytest.mark.filterwarnings("default"),
+]
 
 TE = {"dtype": "bfloat16", "transformer_engine": "on"}
 CASES = [
@@ -32,33 +37,65 @@ CASES = [
     Case("recompute-tp2", "moe", {"tensor": 2}, "routed", TE | {"recompute": True}),
     Case("critic-tp2", "tied", {"tensor": 2}, policy=TE, critic=True),
 ]
+RANKS = 2
+LOSS, NORM = 0.05, 0.05
+"""Most that a loss and a gradient norm are off, relative to theirs, plus 0.01."""
+
+
+class Found:
+    """What the ranks left of each case, and what they said where they failed.
+
+    A case that fails ends its ranks; the others begin again without it.
+    """
+
+    def __init__(self, root: Path, out: Path) -> None:
+        self.root, self.out = root, out
+        self.errors: dict[str, str] = {}
+        workload.make_models(root)
+        waiting = sorted(CASES, key=lambda case: json.dumps(case.sizes, sort_keys=True))
+        while waiting:
+            arguments = [str(root), str(out), json.dumps([case.to_json() for case in waiting])]
+            try:
+                launch.start(RANKS, Path(__file__).parent / "rank.py", arguments, seconds=100)
+                break
+            except AssertionError as error:
+                waiting = [case for case in waiting if not all(path.exists() for path in self.files(case))]
+                # After the last case the ranks look at refusals and exchanges.
+                failed = waiting.pop(0).name if waiting else "after the last case"
+                self.errors[failed] = str(error)
+
+    def files(self, case: Case) -> list[Path]:
+        """Of each rank."""
+        return [self.out / f"{case.name}-{rank}.safetensors" for rank in range(RANKS)]
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    root, out = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("two")
-    workload.make_models(root)
-    cases = sorted(CASES, key=lambda case: json.dumps(case.sizes, sort_keys=True))
-    arguments = [str(root), str(out), json.dumps([case.to_json() for case in cases])]
-    launch.start(2, Path(__file__).parent / "rank.py", arguments, seconds=400)
-    return root, out
+    return Found(tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("two"))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_layouts_equal_one_process(case, found):
-    root, out = found
-    want = workload.run(Case("alone", case.model, variant=case.variant, policy=TE, critic=case.critic), root)
+    assert case.name not in found.errors, found.errors[case.name]
+    want = workload.run(Case("alone", case.model, variant=case.variant, policy=TE, critic=case.critic), found.root)
+    largest: dict[str, dict[str, float]] = {}
     names: set[str] = set()
-    for rank in range(2):
-        for name, value in load_file(out / f"{case.name}-{rank}.safetensors").items():
-            kind, other = name.partition(".")[0], want[name]
-            difference = (value.double() - other.double()).abs()
-            if kind in ("logprobs", "entropy"):
-                assert difference.mean() < 0.05, name
-            elif kind == "hf":
-                # Two steps of 1e-2 at most, on weights of 0.15.
-                assert difference.mean() < 4e-3, name
-            elif kind in ("loss", "norm"):
-                torch.testing.assert_close(value, other, rtol=0.05, atol=0.01, msg=lambda m, n=name: f"{n}: {m}")
+    for rank, path in enumerate(found.files(case)):
+        for name, value in load_file(path).items():
+            kind, other = name.partition(".")[0], want[name].double()
+            off = (value.double() - other).abs()
+            if kind in ("loss", "norm"):
+                off = (off / (other.abs() + 0.01 / (LOSS if kind == "loss" else NORM))).max()
+            largest.setdefault(kind, {})[f"{name} of rank {rank}"] = float(off.mean())
             names.add(name)
-    assert names == want.keys()
+    with Figures() as see:
+        for kind, bound in (("logprobs", 0.05), ("entropy", 0.05), ("loss", LOSS), ("norm", NORM)):
+            see.all_below("off by", largest[kind], bound)
+        # Two steps of 1e-2 at most, on weights of 0.15.
+        see.all_below("off by", largest["hf"], 4e-3)
+        see.equal("names", names, want.keys())
+
+
+def test_the_ranks_end_well(found):
+    assert found.errors == {}
+    assert [json.loads((found.out / f"exchange-{rank}.json").read_text()) for rank in range(RANKS)] == [[], []]
