@@ -30,6 +30,7 @@ from vime_proto.process import stop_event
 
 _STATS_SECONDS = 2.0
 _SAMPLE_SECONDS = 0.5
+_LAST_FIGURES_SECONDS = 5.0
 # Beyond a stage's own grace, what is left of a run is killed after so long.
 _REAP_SECONDS = 2.0
 _PEAK_FILE = "peak_rss_bytes"
@@ -113,11 +114,13 @@ async def _run(
         except RecipeError as error:
             supervisor.end(BAD_INPUT, str(error))
 
+    followed: set[asyncio.Task[None]] = set()
+
     async def work() -> None:
         await supervisor.up()
         at = {process.kind: process.address for process in plan}
         if "trainer" in at:
-            supervisor.spawn(follow(at["trainer"], metrics, view.step), "metrics")
+            followed.add(supervisor.spawn(follow(at["trainer"], metrics, view.step), "metrics"))
         if "buffer" in at:
             supervisor.spawn(_stats(at["buffer"], recipe.name, view), "buffer statistics")
         if recipe.export_batches:
@@ -130,6 +133,9 @@ async def _run(
     supervisor.spawn(check(), "configuration")
     supervisor.spawn(work(), "start")
     outcome = await supervisor.ended
+    if outcome.code == 0 and followed:
+        # The trainer has ended; its last figures may still be on their way.
+        await asyncio.wait(followed, timeout=_LAST_FIGURES_SECONDS)
     watched.sample()
     await supervisor.down()
     return outcome

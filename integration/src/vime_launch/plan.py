@@ -113,7 +113,8 @@ def _own(process: Process, recipe: Recipe, folder: RunFolder) -> dict[str, Any]:
     elif process.kind == "worker":
         config["worker_id"] = process.name
     elif process.kind == "trainer":
-        config |= {"output": str(folder / "trainer")}
+        # A run can be over before this launcher, on a busy host, has asked for the first figures.
+        config |= {"output": str(folder / "trainer"), "metrics_wait_seconds": 10.0}
     return config
 
 

@@ -64,7 +64,7 @@ class Supervisor:
         if not self.ended.done():
             self.ended.set_result(Outcome(code, reason))
 
-    def spawn(self, work: Coroutine[Any, Any, None], what: str) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
         """Runs ``work`` beside the run; an exception in it ends the run instead of being lost."""
 
         async def guarded() -> None:
@@ -80,6 +80,7 @@ class Supervisor:
         task.add_done_callback(self._tasks.discard)
         # A task that is cancelled before its first step has not touched its work.
         task.add_done_callback(lambda _: work.close())
+        return task
 
     async def up(self) -> None:
         """Starts the stages, each kind when those before it serve. Their actors are made at once: each takes Ray a second."""

@@ -193,6 +193,20 @@ def test_exported_batches_train_the_same_without_a_buffer(tmp_path):
         assert (a == b).all(), name
 
 
+def test_a_reader_who_comes_after_the_last_step_gets_every_figure(tmp_path):
+    with Stages() as stages:
+        run(settings_for(stages, tmp_path / "live", export_batches=tmp_path / "batches"))
+    settings = import_settings(
+        tmp_path / "batches", tmp_path / "late", address_file=tmp_path / "address", metrics_wait_seconds=60
+    )
+    with Running(settings, ToyBackend) as (run_, stub):
+        while stub.GetStatus(pb.GetStatusRequest()).state != pb.TRAINER_STATE_FINISHED:
+            time.sleep(0.01)
+        stream = stub.StreamMetrics(pb.StreamMetricsRequest(from_step=0))
+        assert [one.metrics.step for one in stream] == [1, 2, 3]
+    assert run_.result == "finished"
+
+
 def test_imports_that_cannot_be_read_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="import_batches"):
         run(import_settings(tmp_path / "nothing", tmp_path / "o"))

@@ -18,9 +18,8 @@ from vime_trainer.metrics import MetricsSettings
 from vime_trainer.optim import OptimizerSettings
 from vime_trainer.profiler import ProfilerSettings
 from vime_trainer.publish import WeightsSettings
+from vime_trainer.settings.client import ClientSettings
 from vime_trainer.value import CriticSettings
-
-from ._client import ClientSettings
 
 
 class EvaluationSettings(Section):
@@ -98,6 +97,9 @@ class RlSettings(Settings):
     server: ServerSettings = ServerSettings()
     address_file: Path | None = Field(None, description="host:port is written here once bound")
     exit_with_parent: bool = Field(False, description="end when the parent process ends")
+    metrics_wait_seconds: float = Field(
+        0.0, ge=0, description="after a clean end, wait so long for a reader of the metrics when none has come yet"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> RlSettings:

@@ -39,6 +39,7 @@ class RunStatus:
         self._reason = ""
         self._metrics: deque[pb.StepMetrics] = deque(maxlen=_HISTORY)
         self._recorded = 0
+        self._all_read = threading.Event()
         self._listeners: list[Callable[[], None]] = []
         self._stop_reason: str | None = None
         self._training: int | None = None
@@ -143,6 +144,14 @@ class RunStatus:
         """How many metrics were recorded."""
         with self._lock:
             return self._recorded
+
+    def mark_read(self) -> None:
+        """A reader has everything, up to the end of the run."""
+        self._all_read.set()
+
+    def wait_read(self, seconds: float) -> bool:
+        """Waits until a reader has everything; False when none has after `seconds`. True at once when there is nothing to read."""
+        return not self.recorded or self._all_read.wait(seconds)
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Calls `listener` from any thread after each change; returns what ends that."""

@@ -45,6 +45,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
                     if not request.HasField("from_step") or one.step >= request.from_step:
                         yield pb.StreamMetricsResponse(metrics=one)
                 if finished:
+                    self._status.mark_read()
                     return
                 await changed.wait()
         finally:
