@@ -40,6 +40,32 @@ def test_routes_of_other_requests_are_refused(names):
         _frames.split(names, _frames.join(NAMES, routes(1, 1, 1, 1)))
 
 
+def values(*rows, candidates=2):
+    rng = np.random.default_rng(0)
+    return [
+        None
+        if n is None
+        else (rng.integers(0, 9, (n, candidates)), rng.standard_normal((n, candidates)), rng.integers(0, 9, n), None)
+        for n in rows
+    ]
+
+
+@pytest.mark.parametrize("rows", [(1, 1, 1, 1), (1, None, 5, 0), (None, 7, None, 2)])
+def test_every_request_gets_its_own_log_probs_back(rows):
+    given = values(*rows)
+    for before, after in zip(given, _frames.split_logprobs(NAMES, _frames.join_logprobs(NAMES, given)), strict=True):
+        assert (before is None) == (after is None)
+        assert before is None or all(np.array_equal(one, other) for one, other in zip(before[:3], after, strict=True))
+
+
+def test_log_probs_of_other_requests_are_refused():
+    assert _frames.join_logprobs(NAMES, values(None, None, None, None)) is None
+    joined = _frames.join_logprobs(NAMES, values(1, 1, 1, 1))
+    for names in (["a", "c", "b", "d"], ["a", "b", "c"]):
+        with pytest.raises(RuntimeError, match="log-probs are of 4 requests in another order"):
+            _frames.split_logprobs(names, joined)
+
+
 def test_what_is_no_frame_is_refused():
     with pytest.raises(RuntimeError, match="did not come as they were sent"):
         _frames.split(NAMES, np.zeros(64, np.uint8))
@@ -54,7 +80,7 @@ def test_vllms_front_end_sees_what_the_scheduler_packed():
     assert _scheduler.is_known()
     size = envs.VLLM_V1_OUTPUT_PROC_CHUNK_SIZE
     given = routes(*[1] * (size + 3))
-    outputs = [types.SimpleNamespace(request_id=str(n), routed_experts=one) for n, one in enumerate(given)]
+    outputs = [types.SimpleNamespace(request_id=str(n), routed_experts=one, new_logprobs=None) for n, one in enumerate(given)]
     _scheduler._pack(outputs)
     assert [n for n, one in enumerate(outputs) if one.routed_experts is not None] == [0, size]
     seen = []

@@ -58,7 +58,7 @@ class Backend:
             engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
         else:
             engine = AsyncLLM.from_engine_args(arguments)
-        if settings.route_capture and (scheduler := _joined_routes()):
+        if scheduler := _joined_outputs():
             scheduler.take_apart(engine.output_processor)
         return cls(engine, await engine.get_supported_tasks(), settings)
 
@@ -273,8 +273,8 @@ def engine_arguments(settings: EngineSettings, model: ModelDescription) -> dict[
     }
     if settings.route_capture:
         arguments["enable_return_routed_experts"] = True
-        if scheduler := _joined_routes():
-            arguments["scheduler_cls"] = scheduler.NAME
+    if scheduler := _joined_outputs():
+        arguments["scheduler_cls"] = scheduler.NAME
     if on_cpu:
         arguments["kv_cache_memory_bytes"] = int(settings.kv_cache_gib * _GIB)
         # A prompt that is read in parts takes back what its seed's generator drew, which a generator on CPU cannot: vLLM would die.
@@ -284,8 +284,8 @@ def engine_arguments(settings: EngineSettings, model: ModelDescription) -> dict[
     return {**arguments, **settings.vllm}
 
 
-def _joined_routes() -> Any:
-    """The module of cheaper route capture; None with a vLLM that it was not tested with, which then does it in its own way."""
+def _joined_outputs() -> Any:
+    """The module of cheaper outputs; None with a vLLM that it was not tested with, which then sends them in its own way."""
     from vime_rollout.engine.backend import _scheduler
 
     return _scheduler if _scheduler.is_known() else None

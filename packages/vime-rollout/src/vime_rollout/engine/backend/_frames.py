@@ -1,13 +1,15 @@
-"""Routes of several requests as one array, which crosses vLLM's processes far cheaper than an array a request.
+"""Routes and log-probs of several requests as one array each, which cross vLLM's processes far cheaper than arrays a request.
 
-A frame is uint8 [bytes]: six int32 words (a mark, requests, layers, top_k, bytes of an id, CRC-32 of the request ids), the rows of
-each request as int32 (-1: it has none), and the ids of all of them, one request after the other.
+A frame of routes is uint8 [bytes]: six int32 words (a mark, requests, layers, top_k, bytes of an id, CRC-32 of the request ids), the rows of
+each request as int32 (-1: it has none), and the ids of all of them, one request after the other. Joined log-probs are vLLM's three arrays, rows of one request
+after the other, and a list of ints: the CRC-32, then each request's rows.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -44,8 +46,7 @@ def split(requests: Sequence[str], frame: np.ndarray) -> list[np.ndarray | None]
     if len(words) < _WORDS or words[0] != _MARK:
         raise RuntimeError("a step's routes did not come as they were sent")
     count, layers, top_k, size, digest = words[1:_WORDS].tolist()
-    if count != len(requests) or digest != _digest(requests):
-        raise RuntimeError(f"a step's routes are of {count} requests in another order than its {len(requests)} outputs")
+    _check("routes", requests, count, digest)
     counts = words[_WORDS : _WORDS + count].tolist()
     ids = frame[4 * (_WORDS + count) :].view(_TYPES[size]).reshape(-1, layers, top_k)
     found: list[np.ndarray | None] = []
@@ -62,6 +63,49 @@ def split(requests: Sequence[str], frame: np.ndarray) -> list[np.ndarray | None]
 def is_frame(routes: np.ndarray | None) -> bool:
     """Whether this is a frame, and not a request's own rows."""
     return routes is not None and routes.ndim == 1
+
+
+def join_logprobs(
+    requests: Sequence[str], logprobs: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, Any] | None]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[int]] | None:
+    """All of ``logprobs`` as one; None when nobody has any.
+
+    Args:
+        logprobs: token ids and log-probs, both ``[rows, candidates]``, and ranks ``[rows]``, with as many candidates for everybody.
+    """
+    present = [one for one in logprobs if one is not None]
+    if not present:
+        return None
+    ids, values, ranks, _ = zip(*present, strict=True)
+    counts = [-1 if one is None else len(one[0]) for one in logprobs]
+    return np.concatenate(ids), np.concatenate(values), np.concatenate(ranks), [_digest(requests), *counts]
+
+
+def split_logprobs(
+    requests: Sequence[str], joined: tuple[np.ndarray, np.ndarray, np.ndarray, list[int]]
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray] | None]:
+    """What ``join_logprobs`` was given, as views.
+
+    Raises:
+        RuntimeError: these are other requests.
+    """
+    ids, values, ranks, (digest, *counts) = joined
+    _check("log-probs", requests, len(counts), digest)
+    found: list[tuple[np.ndarray, np.ndarray, np.ndarray] | None] = []
+    row = 0
+    for rows in counts:
+        if rows < 0:
+            found.append(None)
+            continue
+        end = row + rows
+        found.append((ids[row:end], values[row:end], ranks[row:end]))
+        row = end
+    return found
+
+
+def _check(what: str, requests: Sequence[str], count: int, digest: int) -> None:
+    if count != len(requests) or digest != _digest(requests):
+        raise RuntimeError(f"a step's {what} are of {count} requests in another order than its {len(requests)} outputs")
 
 
 def _digest(requests: Sequence[str]) -> int:

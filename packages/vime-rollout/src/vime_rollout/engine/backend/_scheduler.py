@@ -1,10 +1,11 @@
-"""vLLM's scheduler with cheaper route capture, and what takes its routes apart again in the front end.
+"""vLLM's scheduler with cheaper log-probs and route capture, and what takes both apart again in the front end.
 
-vLLM hands a step's routes on as an array for every request. Each of them is packed, sent (from 256 bytes on as a message part of
-its own) and unpacked, which costs more than all else of the capture together. And before every step it lists the KV cache blocks of
-every request, though it reads that list only at a request's first token: time that grows with the square of the length.
+vLLM hands a step's log-probs on as three arrays for every request, and its routes as a fourth. Each of them is packed, sent (from
+256 bytes on as a message part of its own) and unpacked: a fifth of all that its front end does, and more than all else of the capture
+together. And before every step it lists the KV cache blocks of every request whose routes are captured, though it reads that list
+only at a request's first token: time that grows with the square of the length.
 
-Which rows are captured, and when, stays vLLM's own work: only how they travel changes.
+Which values there are, and when, stays vLLM's own work: only how they travel changes.
 """
 
 from __future__ import annotations
@@ -16,16 +17,20 @@ from typing import Any
 from vllm import envs
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import LogprobsLists
 
 from vime_rollout.engine.backend import _frames
 
 NAME = f"{__name__}.make"
 
 
-class _JoinedRoutes:
+class _Joined:
     """Stands before vLLM's class; see the module."""
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
+        if not self.enable_return_routed_experts:
+            super()._update_after_schedule(scheduler_output)
+            return
         self.enable_return_routed_experts = False  # it would list every request's blocks
         try:
             super()._update_after_schedule(scheduler_output)
@@ -44,27 +49,22 @@ class _JoinedRoutes:
             narrow = routed.routing_data.astype(self.routed_experts_mgr.routed_experts_by_slot.dtype)
             model_runner_output.routed_experts = routed._replace(routing_data=narrow)
         answer = super().update_from_output(scheduler_output, model_runner_output)
-        if routed is not None:
-            for one in answer.values():
-                _pack(one.outputs)
+        for one in answer.values():
+            _pack(one.outputs)
         return answer
 
 
-class JoinedScheduler(_JoinedRoutes, Scheduler):
+class JoinedScheduler(_Joined, Scheduler):
     """For engines that schedule a step after the one before has ended."""
 
 
-class JoinedAsyncScheduler(_JoinedRoutes, AsyncScheduler):
+class JoinedAsyncScheduler(_Joined, AsyncScheduler):
     """For engines that schedule a step ahead."""
 
 
 def make(vllm_config: Any, **arguments: Any) -> Scheduler:
-    """The scheduler that vLLM would have made, with joined routes where routes are captured; vLLM calls it by ``NAME``."""
-    ahead = vllm_config.scheduler_config.async_scheduling
-    if vllm_config.model_config.enable_return_routed_experts:
-        kind = JoinedAsyncScheduler if ahead else JoinedScheduler
-    else:
-        kind = AsyncScheduler if ahead else Scheduler
+    """The scheduler that vLLM would have made, joined; vLLM calls it by ``NAME``."""
+    kind = JoinedAsyncScheduler if vllm_config.scheduler_config.async_scheduling else JoinedScheduler
     return kind(vllm_config=vllm_config, **arguments)
 
 
@@ -81,7 +81,7 @@ def is_known() -> bool:
 
 
 def take_apart(output_processor: Any) -> None:
-    """Makes vLLM's ``OutputProcessor`` understand joined routes; a scheduler of its own kind goes on working."""
+    """Makes vLLM's ``OutputProcessor`` understand joined outputs; a scheduler of its own kind goes on working."""
     process = output_processor.process_outputs
 
     def process_outputs(outputs: Any, *arguments: Any, **named: Any) -> Any:
@@ -99,16 +99,26 @@ def _chunks(outputs: list[Any]) -> Iterator[list[Any]]:
 
 def _pack(outputs: list[Any]) -> None:
     for chunk in _chunks(outputs):
-        frame = _frames.join([one.request_id for one in chunk], [one.routed_experts for one in chunk])
-        if frame is not None:
+        requests = [one.request_id for one in chunk]
+        routes = _frames.join(requests, [one.routed_experts for one in chunk])
+        if routes is not None:
             for one in chunk:
                 one.routed_experts = None
-            chunk[0].routed_experts = frame
+            chunk[0].routed_experts = routes
+        logprobs = _frames.join_logprobs(requests, [one.new_logprobs for one in chunk])
+        if logprobs is not None:
+            for one in chunk:
+                one.new_logprobs = None
+            chunk[0].new_logprobs = LogprobsLists(*logprobs)
 
 
 def _unpack(outputs: list[Any]) -> None:
     for chunk in _chunks(outputs):
-        frame = chunk[0].routed_experts
-        if _frames.is_frame(frame):
-            for one, rows in zip(chunk, _frames.split([one.request_id for one in chunk], frame), strict=True):
+        requests = [one.request_id for one in chunk]
+        routes, logprobs = chunk[0].routed_experts, chunk[0].new_logprobs
+        if _frames.is_frame(routes):
+            for one, rows in zip(chunk, _frames.split(requests, routes), strict=True):
                 one.routed_experts = rows
+        if logprobs is not None and logprobs.cu_num_generated_tokens is not None:
+            for one, values in zip(chunk, _frames.split_logprobs(requests, logprobs), strict=True):
+                one.new_logprobs = None if values is None else LogprobsLists(*values)
