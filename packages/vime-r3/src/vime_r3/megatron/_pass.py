@@ -62,7 +62,8 @@ class Pass:
 
     Args:
         layer_ids: global numbers of the model's MoE layers.
-        ids: integers ``[tokens, layers, top_k]``, in the order of ``layer_ids``; None when the model routes itself.
+        ids: integers ``[tokens, layers, top_k]``, in the order of ``layer_ids``, where the routers are; None when the model
+            routes itself.
         valid: bool ``[tokens]``; None when every row is replayed.
         measure: count where the live top-k differs.
         record: keep the live top-k.
@@ -125,7 +126,6 @@ class Pass:
                 f"the router of layer {layer} has {scores.shape[0]} tokens, but {self.ids.shape[0]} rows were given; "
                 "rows must be laid out as this rank's tokens are"
             )
-        self._to(scores.device)
         ids = self.ids[:, place].long()
         measure = self.measure and self.forward
         if measure or self.valid is not None:
@@ -136,11 +136,6 @@ class Pass:
                 ids = torch.where(self.valid.unsqueeze(1), ids, own)
         # The scores are those of all experts, before any top-k, so that a replayed expert outside it keeps its gradient.
         return scores.gather(1, ids), ids
-
-    def _to(self, device: torch.device) -> None:
-        if self.ids.device != device:
-            self.ids = self.ids.to(device, non_blocking=True)
-            self.valid = None if self.valid is None else self.valid.to(device, non_blocking=True)
 
     def _count(self, place: int, own: torch.Tensor, ids: torch.Tensor) -> None:
         differs = ~(own.unsqueeze(2) == ids.unsqueeze(1)).any(dim=2).all(dim=1)

@@ -97,10 +97,16 @@ class Replay:
         """
         self._check_idle()
         rows, mask = self._rows(ids, valid, self.layer_ids if layer_ids is None else tuple(layer_ids))
-        coming = Pass(self.layer_ids, rows, mask, measure=measure)
+        inexact = None
         if measure and exact is not None:
             told = _mask("exact", exact, len(rows))
-            coming.usage.inexact = ~told if mask is None else mask & ~told.to(mask.device)
+            inexact = ~told if mask is None else mask & ~told.to(mask.device)
+        # On their way before the forward pass: a copy in its midst would wait for all of it that is queued.
+        there = self._device or rows.device
+        rows = rows.to(there, non_blocking=True)
+        mask = None if mask is None else mask.to(there, non_blocking=True)
+        coming = Pass(self.layer_ids, rows, mask, measure=measure)
+        coming.usage.inexact = inexact
         yield from self._run(coming)
 
     @contextlib.contextmanager
@@ -146,6 +152,16 @@ class Replay:
             if tensor.requires_grad:
                 tensor.register_hook(begin)
 
+    @property
+    def _device(self) -> torch.device | None:
+        """Where the routers are; None without any."""
+        return next((param.device for router in self._routers.values() for param in router.parameters()), None)
+
+    @property
+    def _pinned(self) -> bool:
+        """Whether host copies are taken from memory that a GPU reads by itself, while the host goes on."""
+        return self._device is not None and self._device.type == "cuda"
+
     def _rows(self, ids, valid, given: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor | None]:
         if ids.ndim != 3 or ids.shape[1] != len(given):
             raise ContractError("ids", f"must be [tokens, {len(given)}, top_k], got {list(ids.shape)}")
@@ -159,13 +175,13 @@ class Replay:
             ids = ids[:, [given.index(layer) for layer in self.layer_ids]]
         if isinstance(ids, np.ndarray):
             # torch has no full uint16: widen; the copy also detaches from a read-only payload.
-            kind = {"|u1": np.uint8, "<u2": np.int32}.get(ids.dtype.str, np.int64)
-            rows = torch.from_numpy(np.array(ids, dtype=kind, order="C"))
+            kind = {"|u1": torch.uint8, "<u2": torch.int32}.get(ids.dtype.str, torch.int64)
+            rows = _copied(ids, kind, self._pinned)
         else:
             rows = ids.clone()
         mask = None
         if valid is not None:
-            mask = _mask("valid", valid, ids.shape[0])
+            mask = _mask("valid", valid, ids.shape[0], self._pinned)
             if mask.device.type == "cpu" and bool(mask.all()):
                 mask = None
         self._check_range(rows, mask)
@@ -197,10 +213,16 @@ def attach(model: torch.nn.Module) -> Replay:
     return Replay(model)
 
 
-def _mask(name: str, given: np.ndarray | torch.Tensor, tokens: int) -> torch.Tensor:
+def _mask(name: str, given: np.ndarray | torch.Tensor, tokens: int, pinned: bool = False) -> torch.Tensor:
     if tuple(given.shape) != (tokens,):
         raise ContractError(name, f"must be bool [{tokens}], got {list(given.shape)}")
-    return torch.from_numpy(np.array(given, dtype=np.bool_)) if isinstance(given, np.ndarray) else given.bool()
+    return _copied(given, torch.bool, pinned) if isinstance(given, np.ndarray) else given.bool()
+
+
+def _copied(given: np.ndarray, kind: torch.dtype, pinned: bool) -> torch.Tensor:
+    copy = torch.empty(given.shape, dtype=kind, pin_memory=pinned)
+    np.copyto(copy.numpy(), given, casting="unsafe")
+    return copy
 
 
 def _tensors(output) -> list[torch.Tensor]:
