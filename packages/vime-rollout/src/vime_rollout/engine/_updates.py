@@ -122,13 +122,15 @@ class Updates:
         fills = update.fills[source_id][index]
         about = f"update {update.manifest.update_id!r}, source {source_id!r}, chunk {index}"
 
-        def check() -> None:
-            receiver.check_chunk(source_id, index, chunk.data)
-            check_finite(chunk.data, fills, update.dtypes)
-
         try:
-            # Hashing and the search for NaN release the interpreter lock: other calls go on.
-            await asyncio.to_thread(check)
+            # Hashing and the search for NaN release the interpreter lock: other calls go on, and they run side by side.
+            checks = (
+                asyncio.to_thread(receiver.check_chunk, source_id, index, chunk.data),
+                asyncio.to_thread(check_finite, chunk.data, fills, update.dtypes),
+            )
+            for fault in await asyncio.gather(*checks, return_exceptions=True):
+                if fault is not None:
+                    raise fault
             if fills:
                 names, update.names = update.names, None
                 engine.machine.first_byte()
