@@ -96,13 +96,40 @@ def fresh(code, **environment):
     )
 
 
-def test_importing_the_package_and_asking_for_help_load_nothing_heavy():
-    code = (
-        "import sys, vime_trainer, vime_trainer.cli as cli; assert cli.main(['--help']) == 0;"
-        "print([m for m in ('torch', 'megatron', 'transformers', 'vllm', 'ray') if m in sys.modules])"
-    )
+def test_help_printed_configurations_and_refused_ones_load_nothing_heavy(tmp_path):
+    (tmp_path / "run.toml").write_text(f'model = "{tmp_path}"\n[algorithm]\nname = "ppo"\n')
+    base, served = ["--model", "m", "--output", "o"], ["--buffer", "127.0.0.1:1", "--router", "127.0.0.1:2"]
+    commands = {
+        0: [
+            ["--help"],
+            *([name, "--help"] for name in cli.COMMANDS),
+            ["rl", *base, *served, "--print-config"],
+            ["sft", *base, "--data.files", '["rows"]', "--steps", "1", "--batch-size", "1", "--print-config"],
+            ["plan", str(tmp_path / "run.toml"), "--print-config"],
+        ],
+        1: [["rl", *base, *served, "--ranks", "3", "--parallel.tensor", "2"]],
+        2: [
+            *([name, "--outputs", "o"] for name in cli.COMMANDS),
+            ["rl", *base, "--buffer", "127.0.0.1:1"],
+            ["rl", *base, *served, "--algorithm.name", "grpa"],
+            ["rl", *base, *served, "--algorithm.correction", "icebox"],
+            ["sft", *base, "--data.files", '["rows"]'],
+        ],
+    }
+    code = f"""
+import sys, vime_trainer, vime_trainer.cli as cli
+for want, lines in {commands!r}.items():
+    for line in lines:
+        try:
+            status = cli.main(line)
+        except SystemExit as end:
+            status = end.code
+        assert status == want, (line, status)
+print([m for m in ("torch", "megatron", "transformers", "tokenizers", "tensorboard", "vllm", "ray") if m in sys.modules])
+"""
     done = fresh(code)
-    assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout[-500:] + done.stderr
+    assert "did you mean 'grpo'?" in done.stderr and "did you mean 'icepop'?" in done.stderr
 
 
 def test_the_trainer_never_imports_the_engine_or_the_launcher():

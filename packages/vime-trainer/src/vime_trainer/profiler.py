@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
 from pydantic import Field
 
 from vime_proto.settings import Section
@@ -54,6 +53,8 @@ class Profiler:
         if not wanted:
             yield
             return
+        import torch
+
         kinds = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             kinds.append(torch.profiler.ProfilerActivity.CUDA)

@@ -15,8 +15,8 @@ from vime_proto.router.v1.router_pb2 import EngineEntry
 from vime_proto.server import ServerOptions
 from vime_trainer.publish import Publisher, WeightsSettings
 from vime_trainer.rl import RlSettings
-from vime_trainer.rl._client import ClientSettings
 from vime_trainer.rl._peers import check_peer
+from vime_trainer.settings.client import ClientSettings
 
 
 async def test_the_token_of_a_file_is_sent(tmp_path):

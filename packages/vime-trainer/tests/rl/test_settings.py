@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from vime_trainer.rl import RlSettings, main
 from vime_trainer.rl._evaluate import due
-from vime_trainer.rl._settings import EvaluationSettings
+from vime_trainer.settings.rl import EvaluationSettings
 
 BASE = {"model": "m", "output": "o", "buffer": "h:1", "router": "h:2"}
 

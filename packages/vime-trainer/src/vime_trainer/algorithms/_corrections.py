@@ -8,16 +8,19 @@ refuses that.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from vime_proto.errors import nearest
 
 from ._objectives import log_ratio
 from ._types import RolloutBatch, Streams
 
-Correction = Callable[[torch.Tensor, Streams, float, float], torch.Tensor]
+if TYPE_CHECKING:
+    import torch
+
+Correction = Callable[["torch.Tensor", Streams, float, float], "torch.Tensor"]
 
 
 def importance(log_rho: torch.Tensor, streams: Streams, low: float, high: float) -> torch.Tensor:
@@ -38,19 +41,19 @@ def sequence_tis(log_rho: torch.Tensor, streams: Streams, low: float, high: floa
 def token_mis(log_rho: torch.Tensor, streams: Streams, low: float, high: float) -> torch.Tensor:
     """Masked importance sampling: rho where rho <= high, else 0 (Liu, Li et al. 2025)."""
     rho = log_rho.exp()
-    return torch.where(rho <= high, rho, torch.zeros_like(rho))
+    return rho.where(rho <= high, 0)
 
 
 def sequence_mis(log_rho: torch.Tensor, streams: Streams, low: float, high: float) -> torch.Tensor:
     """The product of rho over the sequence where it is <= high, else 0."""
     product = _sequence_product(log_rho, streams)
-    return streams.to_tokens(torch.where(product <= high, product, torch.zeros_like(product)))
+    return streams.to_tokens(product.where(product <= high, 0))
 
 
 def icepop(log_rho: torch.Tensor, streams: Streams, low: float, high: float) -> torch.Tensor:
     """rho where low <= rho <= high, else 0 (Ant Ring team 2025)."""
     rho = log_rho.exp()
-    return torch.where((rho >= low) & (rho <= high), rho, torch.zeros_like(rho))
+    return rho.where((rho >= low) & (rho <= high), 0)
 
 
 def geometric(log_rho: torch.Tensor, streams: Streams, low: float, high: float) -> torch.Tensor:
@@ -66,7 +69,8 @@ def k3(log_rho: torch.Tensor, streams: Streams, low: float, high: float) -> torc
 
 
 def _sequence_product(log_rho: torch.Tensor, streams: Streams) -> torch.Tensor:
-    return log_ratio(streams.sequence_sum(log_rho), torch.zeros(())).exp()
+    total = streams.sequence_sum(log_rho)
+    return log_ratio(total, total.new_zeros(())).exp()
 
 
 # Name -> (function, default low, default high).
@@ -101,13 +105,15 @@ def correction_weights(
     function, default_low, default_high = CORRECTIONS[name]
     if function is None:
         return None
+    import torch
+
     with torch.no_grad():
         log_rho = log_ratio(old_logprobs, engine_logprobs)
-        log_rho = torch.where(streams.mask, log_rho, torch.zeros_like(log_rho))
+        log_rho = log_rho.where(streams.mask, 0)
         weights = function(
             log_rho, streams, default_low if low is None else low, default_high if high is None else high
         )
-        return torch.where(streams.mask, weights, torch.ones_like(weights))
+        return weights.where(streams.mask, 1)
 
 
 def correction_scale(batch: RolloutBatch, settings, mask: np.ndarray) -> np.ndarray:
@@ -120,6 +126,8 @@ def correction_scale(batch: RolloutBatch, settings, mask: np.ndarray) -> np.ndar
         settings: of the algorithm.
         mask: bool [T], trainable tokens of the optimizer step.
     """
+    import torch
+
     bounds = torch.from_numpy(np.concatenate([[0], np.cumsum(batch.lengths)]))
     kept = torch.from_numpy(mask)
     old, engine = (torch.from_numpy(np.where(mask, batch.logprobs[name], np.float32(0))) for name in ("old", "engine"))
@@ -140,6 +148,8 @@ def sequence_mask(logprobs: torch.Tensor, streams: Streams, threshold: float) ->
     Dropped are tokens of negative advantage in sequences whose mean of log mu - log pi exceeds the threshold: sequences
     that the policy has moved away from, and that would push it further.
     """
+    import torch
+
     with torch.no_grad():
         gap = log_ratio(streams["engine_logprobs"], logprobs)
         far = streams.to_tokens(streams.sequence_mean(gap) > threshold)

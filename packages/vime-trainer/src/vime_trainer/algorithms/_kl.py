@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from vime_proto.errors import nearest
+
+if TYPE_CHECKING:
+    import torch
 
 ESTIMATORS = ("k1", "k2", "k3", "k1+", "k3+")
 _LIMIT = 20.0
@@ -12,7 +15,7 @@ _LIMIT = 20.0
 
 def beyond_limit(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """float32 [T], detached: 1 where d of `kl_terms` was clamped, so that the estimate has no gradient."""
-    return ((reference - logprobs).detach().abs() > _LIMIT).to(torch.float32)
+    return ((reference - logprobs).detach().abs() > _LIMIT).float()
 
 
 def kl_terms(logprobs: torch.Tensor, reference: torch.Tensor, estimator: str) -> torch.Tensor:

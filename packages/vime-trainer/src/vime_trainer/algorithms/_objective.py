@@ -6,12 +6,14 @@ The critic's loss is masked and weighted in the same way.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from ._corrections import correction_weights, sequence_mask
 from ._kl import beyond_limit, kl_terms
 from ._types import Algorithm, Streams
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,8 @@ def objective(
 
     Values at masked positions are replaced before any arithmetic, so NaN or infinity there changes nothing.
     """
-    zero = torch.zeros_like(logprobs)
-    logprobs = torch.where(streams.mask, logprobs, zero)
-    entropy = torch.where(streams.mask, entropy, zero)
+    logprobs = logprobs.where(streams.mask, 0)
+    entropy = entropy.where(streams.mask, 0)
     terms = algorithm.loss(logprobs, entropy, streams, settings)
     total, metrics = terms.loss, dict(terms.metrics)
     old = streams.old_logprobs(logprobs)
@@ -72,7 +73,7 @@ def objective(
         metrics["kl"] = kl.detach().clone()
         metrics["kl_limit_fraction"] = beyond_limit(logprobs, reference)
     metrics["entropy"] = entropy.detach().clone()
-    total = torch.where(streams.mask, total, zero)
+    total = total.where(streams.mask, 0)
     return Objective((total * streams["weights"]).sum(), metrics)
 
 
@@ -81,7 +82,6 @@ def critic_objective(algorithm: Algorithm, settings, values: torch.Tensor, strea
 
     Values at masked positions are replaced before any arithmetic.
     """
-    zero = torch.zeros_like(values)
-    terms = algorithm.value_loss(torch.where(streams.mask, values, zero), streams, settings)
-    total = torch.where(streams.mask, terms.loss, zero)
+    terms = algorithm.value_loss(values.where(streams.mask, 0), streams, settings)
+    total = terms.loss.where(streams.mask, 0)
     return Objective((total * streams["weights"]).sum(), dict(terms.metrics))

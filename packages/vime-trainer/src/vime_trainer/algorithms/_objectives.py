@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from ._types import Streams, Terms
+
+if TYPE_CHECKING:
+    import torch
 
 LOG_RATIO_LIMIT = 20.0
 
@@ -29,12 +32,12 @@ def clipped(
     """
     plain = ratio * advantages
     bounded = ratio.clamp(1.0 - low, 1.0 + high) * advantages
-    objective = torch.minimum(plain, bounded)
+    objective = plain.minimum(bounded)
     cut = bounded < plain
     if dual is not None:
         floor = dual * advantages
         below = (advantages < 0) & (objective < floor)
-        objective = torch.where(below, floor, objective)
+        objective = floor.where(below, objective)
         cut = cut | below
     return -objective, cut.detach()
 
@@ -53,6 +56,6 @@ def ratio_metrics(
     """The ratio itself, the share clipped, and the share whose logarithm hit its limit."""
     return {
         "ratio": ratio.detach(),
-        "clip_fraction": cut.to(torch.float32),
-        "ratio_limit_fraction": ((logprobs - old).detach().abs() > LOG_RATIO_LIMIT).to(torch.float32),
+        "clip_fraction": cut.float(),
+        "ratio_limit_fraction": ((logprobs - old).detach().abs() > LOG_RATIO_LIMIT).float(),
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from ._kl import kl_terms
 from ._types import RolloutBatch
@@ -18,6 +17,8 @@ def kl_penalty(batch: RolloutBatch, settings) -> np.ndarray:
     """float64 [T]: coefficient x KL estimate at trainable tokens, 0 elsewhere and where the KL is no part of the reward."""
     if not kl_in_reward(settings):
         return np.zeros(len(batch.mask))
+    import torch
+
     policy, reference = (
         torch.from_numpy(np.where(batch.mask, values, 0.0).astype(np.float64))
         for values in (batch.policy_logprobs(), batch.logprobs["reference"])

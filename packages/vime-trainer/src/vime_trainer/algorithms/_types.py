@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
+
+# Settings name algorithms, and whoever reads settings should not wait for torch: functions import it.
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ class Streams:
 
     def sequence_sum(self, values: torch.Tensor) -> torch.Tensor:
         """[S]: sum of `values` [T] over each sequence's trainable tokens. Masked values do not matter, NaN included."""
-        kept = torch.where(self.mask, values, torch.zeros_like(values))
+        kept = values.where(self.mask, 0)
         sums = kept.new_zeros(self.cu_seqlens.numel() - 1)
         return sums.index_add(0, self._sequence_of_token(), kept)
 
@@ -124,6 +127,8 @@ class Streams:
         return values[self._sequence_of_token()]
 
     def _sequence_of_token(self) -> torch.Tensor:
+        import torch
+
         lengths = self.cu_seqlens.diff()
         return torch.repeat_interleave(torch.arange(lengths.numel(), device=lengths.device), lengths)
 
@@ -150,8 +155,8 @@ def proximal_logprobs(engine: torch.Tensor, logprobs: torch.Tensor, alpha: torch
 
 
 Advantage = Callable[[RolloutBatch, Any], Mapping[str, np.ndarray]]
-Loss = Callable[[torch.Tensor, torch.Tensor, Streams, Any], Terms]
-ValueLoss = Callable[[torch.Tensor, Streams, Any], Terms]
+Loss = Callable[["torch.Tensor", "torch.Tensor", Streams, Any], Terms]
+ValueLoss = Callable[["torch.Tensor", Streams, Any], Terms]
 
 
 @dataclass(frozen=True)

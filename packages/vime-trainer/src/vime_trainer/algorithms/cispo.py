@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from ._objectives import log_ratio, ratio_metrics
 from ._types import Algorithm, Streams, Terms
 from .grpo import advantage
+
+if TYPE_CHECKING:
+    import torch
 
 
 def loss(logprobs: torch.Tensor, entropy: torch.Tensor, streams: Streams, settings) -> Terms:

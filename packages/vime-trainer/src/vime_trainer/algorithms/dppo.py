@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from ._objectives import log_ratio, ratio_metrics
 from ._types import Algorithm, Streams, Terms
 from .grpo import advantage
+
+if TYPE_CHECKING:
+    import torch
 
 
 def loss(logprobs: torch.Tensor, entropy: torch.Tensor, streams: Streams, settings) -> Terms:
@@ -15,6 +18,8 @@ def loss(logprobs: torch.Tensor, entropy: torch.Tensor, streams: Streams, settin
     A token is dropped where A > 0 and pi - mu > clip_high, or A <= 0 and pi - mu < -clip_low: differences of
     probabilities, not of ratios. The mask is detached.
     """
+    import torch
+
     old = streams.old_logprobs(logprobs)
     ratio = log_ratio(logprobs, old).exp()
     advantages = streams["advantages"]
@@ -22,7 +27,7 @@ def loss(logprobs: torch.Tensor, entropy: torch.Tensor, streams: Streams, settin
         # Log-probs may exceed 0 by a rounding error; nothing larger is meant.
         difference = logprobs.clamp(max=0.0).exp() - streams["engine_logprobs"].clamp(max=0.0).exp()
         dropped = torch.where(advantages > 0, difference > settings.clip_high, difference < -settings.clip_low)
-    terms = torch.where(dropped, torch.zeros_like(ratio), -ratio * advantages)
+    terms = (-ratio * advantages).where(~dropped, 0)
     return Terms(terms, ratio_metrics(logprobs, old, ratio, dropped))
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
 
 from ._gae import gae, normalised
 from ._objectives import token_clipped_loss
 from ._rewards import token_rewards
 from ._types import Algorithm, RolloutBatch, Streams, Terms
+
+if TYPE_CHECKING:
+    import torch
 
 
 def advantage(batch: RolloutBatch, settings) -> dict:
@@ -31,9 +35,9 @@ def value_loss(values: torch.Tensor, streams: Streams, settings) -> Terms:
     square = error * error
     metrics = {"value": values.detach().clone(), "value_error": error.detach().abs()}
     if settings.value_clip is not None:
-        near = torch.minimum(torch.maximum(values, old - settings.value_clip), old + settings.value_clip) - returns
-        metrics["value_clip_fraction"] = (near * near > square).to(torch.float32).detach()
-        square = torch.maximum(square, near * near)
+        near = values.maximum(old - settings.value_clip).minimum(old + settings.value_clip) - returns
+        metrics["value_clip_fraction"] = (near * near > square).float().detach()
+        square = square.maximum(near * near)
     return Terms(0.5 * square, metrics)
 
 

@@ -10,8 +10,8 @@ from vime_trainer.checkpoint._checkpoint import (
 from vime_trainer.checkpoint._folders import CheckpointError, find_latest, list_steps, path_of
 from vime_trainer.checkpoint._models import Trained
 from vime_trainer.checkpoint._saver import Saver
-from vime_trainer.checkpoint._settings import CheckpointSettings
 from vime_trainer.checkpoint._state import RunState
+from vime_trainer.settings.checkpoint import CheckpointSettings
 
 __all__ = [
     "POLICY",

@@ -9,10 +9,10 @@ from vime_trainer.checkpoint._folders import CheckpointError, find_latest
 from vime_trainer.checkpoint._models import Trained
 from vime_trainer.checkpoint._restore import restore
 from vime_trainer.checkpoint._saver import Saver
-from vime_trainer.checkpoint._settings import CheckpointSettings
 from vime_trainer.checkpoint._state import RunState
 from vime_trainer.optim import Optimizer
 from vime_trainer.policy import Policy
+from vime_trainer.settings.checkpoint import CheckpointSettings
 
 __all__ = ["POLICY", "load_checkpoint", "load_models", "save_checkpoint", "start_point"]
 

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from vime_proto.settings import Settings, load
-from vime_trainer.megatron import ParallelConfig
+from vime_trainer.settings.parallel import ParallelConfig
 
 __all__ = ["ExportSettings", "main"]
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from vime_proto.settings import Settings, load
+from vime_trainer.settings.common import TransformerEngineUse
 
 __all__ = ["LogprobsSettings", "main"]
 
@@ -26,9 +27,7 @@ class LogprobsSettings(Settings):
     output: Path | None = Field(None, description="file to write; default: standard output")
     batch_tokens: int = Field(16384, ge=1, description="most tokens in one forward pass")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of weights and activations")
-    transformer_engine: Literal["auto", "on", "off"] = Field(
-        "auto", description="its layers: auto uses them where it is installed, for bfloat16 on a GPU"
-    )
+    transformer_engine: TransformerEngineUse = "auto"
 
 
 def main(argv: Sequence[str], prog: str) -> int:

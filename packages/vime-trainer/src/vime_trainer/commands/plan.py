@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from vime_proto.settings import Settings, load
-from vime_trainer.megatron import ParallelConfig
+from vime_trainer.settings.parallel import ParallelConfig
 
 __all__ = ["PlanSettings", "main"]
 

@@ -11,7 +11,7 @@ from vime_proto.process import exit_with_parent
 from vime_proto.settings import load
 from vime_trainer.profiler import requests_set
 from vime_trainer.ranks import is_rank, lost_rank, rank, rank_command, run_ranks
-from vime_trainer.sft import SftSettings, run_sft
+from vime_trainer.settings.sft import SftSettings
 
 __all__ = ["main"]
 
@@ -24,6 +24,8 @@ def main(argv: Sequence[str], prog: str) -> int:
     if settings.ranks and not is_rank():
         settings.parallel.check_world(settings.ranks)
         return run_ranks(settings.ranks, rank_command("sft", argv), prog)
+    from vime_trainer.sft import run_sft
+
     traced = threading.Event()
     with requests_set(traced):
         try:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from vime_trainer.fused import switches
 from vime_trainer.megatron import _parallel, _seams
-from vime_trainer.megatron._config import ParallelConfig
 from vime_trainer.megatron._transformer_engine import TransformerEngine, block_spec, wants_transformer_engine
 from vime_trainer.models import Architecture, check_place, padded_vocab
+from vime_trainer.settings.parallel import ParallelConfig
 
 __all__ = ["build_chunks", "build_model", "head_weight", "routers", "weights"]
 

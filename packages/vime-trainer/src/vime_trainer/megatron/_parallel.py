@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from vime_trainer.megatron import _seams
-from vime_trainer.megatron._config import ParallelConfig
 from vime_trainer.megatron._ranks import Parallel
 from vime_trainer.ranks import rank, world_size
+from vime_trainer.settings.parallel import ParallelConfig
 
 __all__ = ["initialize", "parallel"]
 

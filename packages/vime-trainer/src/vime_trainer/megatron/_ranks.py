@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-from vime_trainer.megatron._config import ParallelConfig
 from vime_trainer.models import Place
+from vime_trainer.settings.parallel import ParallelConfig
 
 __all__ = ["Coordinates", "Parallel"]
 

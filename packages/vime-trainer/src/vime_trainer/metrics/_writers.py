@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from ._settings import MetricsSettings
+from vime_trainer.settings.metrics import MetricsSettings
 
 
 class Writer(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from vime_trainer.fused import switches
-from vime_trainer.optim._settings import OptimizerSettings
+from vime_trainer.settings.optimizer import OptimizerSettings
 
 __all__ = ["choose_kernel", "megatron_config", "wrap"]
 

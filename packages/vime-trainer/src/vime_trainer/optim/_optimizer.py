@@ -14,8 +14,8 @@ from torch import Tensor
 from vime_trainer import megatron
 from vime_trainer.optim._megatron import choose_kernel, megatron_config, wrap
 from vime_trainer.optim._schedule import check_span, learning_rate
-from vime_trainer.optim._settings import OptimizerSettings
 from vime_trainer.policy import Transformer
+from vime_trainer.settings.optimizer import OptimizerSettings
 
 __all__ = ["Optimizer", "StepResult"]
 

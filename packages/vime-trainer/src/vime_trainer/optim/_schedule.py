@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from vime_trainer.optim._settings import OptimizerSettings
+from vime_trainer.settings.optimizer import OptimizerSettings
 
 __all__ = ["check_span", "learning_rate"]
 

@@ -14,8 +14,8 @@ from vime_proto.errors import describe
 from vime_proto.rollout.v1 import rollout_pb2 as pb
 from vime_proto.rollout.v1 import rollout_pb2_grpc
 from vime_proto.weights.v1 import weights_pb2
+from vime_trainer.settings.weights import WeightsSettings
 
-from ._settings import WeightsSettings
 from ._store import ChunkStore
 
 log = logging.getLogger(__name__)

@@ -22,12 +22,12 @@ from vime_proto.rollout.v1 import rollout_pb2_grpc
 from vime_proto.router.v1 import router_pb2
 from vime_proto.version import show
 from vime_proto.weights.v1 import weights_pb2 as pb
+from vime_trainer.settings.weights import WeightsSettings
 
 from ._engine import EngineUpdate
 from ._fleet import Fleet
 from ._quorum import Quorum
 from ._retention import Retention
-from ._settings import WeightsSettings
 from ._spool import spool
 from ._store import ChunkStore, DirectoryStore, MemoryStore
 

@@ -1,11 +1,12 @@
 """Reinforcement learning: the loop between buffer, model and engines."""
 
+from vime_trainer.commands.rl import main
+from vime_trainer.settings.rl import AlarmSettings, EvaluationSettings, RlSettings
+
 from ._backend import Backend, StepOutcome
 from ._batches import FolderSource, read_groups, write_batch
-from ._command import main
 from ._io import Interrupted
 from ._run import train
-from ._settings import AlarmSettings, EvaluationSettings, RlSettings
 
 __all__ = [
     "AlarmSettings",

@@ -15,11 +15,11 @@ from vime_proto.common.v1 import common_pb2 as common
 from vime_proto.errors import describe
 from vime_proto.sample.v1 import sample_pb2
 from vime_trainer.batch import BatchIndex
+from vime_trainer.settings.rl import RlSettings
 
 from ._batches import LeasedBatch, NotYet
 from ._io import IoThread
 from ._needed import NeededRoutes, Range
-from ._settings import RlSettings
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from vime_proto.buffer.v1 import buffer_pb2 as pb
 from vime_proto.common.v1 import common_pb2 as common
+from vime_trainer.settings.rl import EvaluationSettings
 
 from ._buffer import BufferClient
 from ._io import IoThread
-from ._settings import EvaluationSettings
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from vime_proto.buffer.v1 import buffer_pb2
 from vime_trainer.batch import RefusedSamplesError
 from vime_trainer.checkpoint import RunState
+from vime_trainer.settings.rl import RlSettings
 
 from ._backend import Backend
 from ._batches import LeasedBatch, SampleSource
-from ._settings import RlSettings
 from ._step import BatchStep
 from ._team import RankLostError, Team
 from ._train import BatchResult

@@ -18,6 +18,7 @@ from vime_trainer.checkpoint import RunState, list_steps, path_of
 from vime_trainer.metrics import Writer, finite, peak_rss_bytes
 from vime_trainer.profiler import Profiler
 from vime_trainer.service import RunStatus
+from vime_trainer.settings.rl import RlSettings
 
 from ._batches import BatchSource, LeasedBatch, NotYet
 from ._buffer import BufferClient
@@ -27,7 +28,6 @@ from ._follow import Leader
 from ._io import IoThread
 from ._lineage import LineageRecord
 from ._reference import ReferenceRefresh
-from ._settings import RlSettings
 from ._updates import Updates
 
 log = logging.getLogger(__name__)

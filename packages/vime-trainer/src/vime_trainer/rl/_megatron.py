@@ -15,10 +15,10 @@ from vime_trainer.checkpoint import POLICY, RunState, Saver, Trained, load_model
 from vime_trainer.optim import Optimizer, StepResult
 from vime_trainer.packed import PackedBatch, ReplayRows, TokenOutputs
 from vime_trainer.policy import Policy
+from vime_trainer.settings.rl import RlSettings
 from vime_trainer.value import ValueModel, ValueOutputs
 
 from ._backend import TokenLoss, ValueLoss
-from ._settings import RlSettings
 
 CRITIC = "critic"
 """Name of the value model in checkpoints, and of its folder beside the exported policy."""

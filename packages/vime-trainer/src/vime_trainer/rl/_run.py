@@ -24,6 +24,7 @@ from vime_trainer.profiler import Profiler
 from vime_trainer.publish import Fleet, Publisher
 from vime_trainer.ranks import world_size
 from vime_trainer.service import RunStatus, reachable_address, serve_trainer
+from vime_trainer.settings.rl import RlSettings
 
 from ._backend import Backend
 from ._batches import FolderSource, SampleSource
@@ -34,7 +35,6 @@ from ._lineage import LineageRecord, open_lineage
 from ._loop import Loop, shared_settings
 from ._peers import check_peer
 from ._reference import ReferenceRefresh
-from ._settings import RlSettings
 from ._step import BatchStep
 from ._team import Team
 from ._updates import Updates

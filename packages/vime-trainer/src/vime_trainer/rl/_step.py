@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from vime_trainer.algorithms import algorithm_of
 from vime_trainer.profiler import Profiler
+from vime_trainer.settings.rl import RlSettings
 
 from ._backend import Backend
 from ._batches import LeasedBatch, SampleSource, write_batch
 from ._needed import NeededRoutes
 from ._plan import plan_batch
-from ._settings import RlSettings
 from ._share import read_share
 from ._team import Team
 from ._train import BatchResult, BatchTrainer

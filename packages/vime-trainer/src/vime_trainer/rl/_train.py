@@ -18,6 +18,7 @@ from vime_trainer.algorithms import (
     token_weights,
 )
 from vime_trainer.batch import BatchIndex, Columns
+from vime_trainer.settings.rl import RlSettings
 
 from ._alarm import DifferenceAlarm
 from ._backend import Backend, StepOutcome
@@ -27,7 +28,6 @@ from ._passes import Passes
 from ._plan import MicroPlan, Plan, critic_steps, plan_batch
 from ._recorded import RecordedRoutes
 from ._routes import Routes
-from ._settings import RlSettings
 from ._team import Team
 
 

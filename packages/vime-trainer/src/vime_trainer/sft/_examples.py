@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from vime_trainer.settings.sft import DataSettings
 from vime_trainer.sft._chat import chat_example
-from vime_trainer.sft._settings import DataSettings
 
 __all__ = ["DataError", "Example", "read_examples"]
 

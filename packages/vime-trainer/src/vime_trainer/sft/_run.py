@@ -16,9 +16,9 @@ from vime_trainer.metrics import Writer, finite, open_writers
 from vime_trainer.optim import Optimizer
 from vime_trainer.policy import Policy
 from vime_trainer.profiler import Profiler
+from vime_trainer.settings.sft import SftSettings
 from vime_trainer.sft._examples import read_examples
 from vime_trainer.sft._order import Cursor, Order
-from vime_trainer.sft._settings import SftSettings
 from vime_trainer.sft._train import SftStep, train_step
 
 __all__ = ["run_sft"]

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from vime_proto.settings import Section
 
+__all__ = ["BatchSettings"]
+
 
 class BatchSettings(Section):
     """How many groups a batch has, and how it is cut."""

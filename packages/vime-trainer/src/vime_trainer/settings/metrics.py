@@ -6,6 +6,8 @@ from pydantic import Field
 
 from vime_proto.settings import Section
 
+__all__ = ["MetricsSettings", "WandbSettings"]
+
 
 class WandbSettings(Section):
     """Weights & Biases; needs the extra vime-trainer[wandb]."""

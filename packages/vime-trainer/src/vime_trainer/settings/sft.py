@@ -8,11 +8,12 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from vime_proto.settings import Section, Settings
-from vime_trainer.checkpoint import CheckpointSettings
-from vime_trainer.megatron import ParallelConfig
-from vime_trainer.metrics import MetricsSettings
-from vime_trainer.optim import OptimizerSettings
 from vime_trainer.profiler import ProfilerSettings
+from vime_trainer.settings.checkpoint import CheckpointSettings
+from vime_trainer.settings.common import Ranks, TransformerEngineUse
+from vime_trainer.settings.metrics import MetricsSettings
+from vime_trainer.settings.optimizer import OptimizerSettings
+from vime_trainer.settings.parallel import ParallelConfig
 
 __all__ = ["DataSettings", "SftSettings"]
 
@@ -50,12 +51,8 @@ class SftSettings(Settings):
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="weights and activations")
     layout: Literal["packed", "padded"] = Field("packed", description="how a forward pass lays sequences out")
     recompute: bool = Field(False, description="recompute activations in the backward pass instead of keeping them")
-    transformer_engine: Literal["auto", "on", "off"] = Field(
-        "auto", description="its layers: auto uses them where it is installed, for bfloat16 on a GPU"
-    )
-    ranks: int | None = Field(
-        None, ge=1, description="trainer processes to start on this host; absent takes WORLD_SIZE"
-    )
+    transformer_engine: TransformerEngineUse = "auto"
+    ranks: Ranks = None
     parallel: ParallelConfig = ParallelConfig()
     seed: int = Field(0, ge=0, description="order of the data")
     log_interval: int = Field(10, ge=1, description="steps between lines on stderr; metrics have every step")

@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 
 from vime_proto.settings import Section
 
+__all__ = ["WeightsSettings"]
+
 
 class WeightsSettings(Section):
     """How weights reach the engines."""

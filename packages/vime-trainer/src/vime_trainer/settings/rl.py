@@ -11,15 +11,18 @@ from pydantic import Field, model_validator
 from vime_proto.errors import ContractError
 from vime_proto.settings import Section, ServerSettings, Settings
 from vime_trainer.algorithms import AlgorithmSettings, check_correction, get_algorithm
-from vime_trainer.batch import BatchSettings
-from vime_trainer.checkpoint import CheckpointSettings
-from vime_trainer.megatron import ParallelConfig
-from vime_trainer.metrics import MetricsSettings
-from vime_trainer.optim import OptimizerSettings
 from vime_trainer.profiler import ProfilerSettings
-from vime_trainer.publish import WeightsSettings
+from vime_trainer.settings.batch import BatchSettings
+from vime_trainer.settings.checkpoint import CheckpointSettings
 from vime_trainer.settings.client import ClientSettings
-from vime_trainer.value import CriticSettings
+from vime_trainer.settings.common import Ranks, TransformerEngineUse
+from vime_trainer.settings.critic import CriticSettings
+from vime_trainer.settings.metrics import MetricsSettings
+from vime_trainer.settings.optimizer import OptimizerSettings
+from vime_trainer.settings.parallel import ParallelConfig
+from vime_trainer.settings.weights import WeightsSettings
+
+__all__ = ["AlarmSettings", "EvaluationSettings", "RlSettings"]
 
 
 class EvaluationSettings(Section):
@@ -55,12 +58,8 @@ class RlSettings(Settings):
     output: Path = Field(description="folder of the run: metrics, checkpoints")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of weights and activations")
     recompute: bool = Field(False, description="recompute activations in the backward pass instead of keeping them")
-    transformer_engine: Literal["auto", "on", "off"] = Field(
-        "auto", description="its layers: auto uses them where it is installed, for bfloat16 on a GPU"
-    )
-    ranks: int | None = Field(
-        None, ge=1, description="trainer processes to start on this host; absent takes WORLD_SIZE"
-    )
+    transformer_engine: TransformerEngineUse = "auto"
+    ranks: Ranks = None
     parallel: ParallelConfig = ParallelConfig()
     buffer: str | None = Field(None, description="host:port of the buffer")
     router: str | None = Field(None, description="host:port of the router that lists the engines")

@@ -7,7 +7,9 @@ from pathlib import Path
 from pydantic import Field
 
 from vime_proto.settings import Section
-from vime_trainer.optim import OptimizerSettings
+from vime_trainer.settings.optimizer import OptimizerSettings
+
+__all__ = ["CriticSettings"]
 
 
 class CriticSettings(Section):
