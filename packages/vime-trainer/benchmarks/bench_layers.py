@@ -124,6 +124,8 @@ def measure(shape: str, kinds: Sequence[str], rounds: int, parts: Parts) -> None
     for name in kinds:
         with parts.part(f"{shape} {name}: first passes"):
             found[name] = tried(build(config, dtype, KINDS[name]), batch)
+            if name == "te":
+                print(f"{shape} te: attention by {attention()}", flush=True)
     clear()
     with parts.part(f"{shape}: log-probs"):
         compare_logprobs(shape, found, batch)
@@ -143,6 +145,14 @@ def tried(policy: Policy, batch: PackedBatch) -> Policy:
     """The policy, if it runs."""
     timed_pass(policy, batch, 0.0)
     return policy
+
+
+def attention() -> str:
+    """Which of Transformer Engine's attentions ran last."""
+    from transformer_engine.pytorch.attention import dot_product_attention
+
+    chosen = getattr(dot_product_attention, "_attention_backends", {})
+    return ", ".join(name for name in ("flash", "fused", "unfused") if chosen.get(f"use_{name}_attention")) or "ours"
 
 
 def measure_passes(

@@ -88,6 +88,13 @@ def passes(policy, batch):
     return out.logprobs.detach().cpu(), {name: grad.detach().float().cpu() for name, grad in grads.items()}
 
 
+def attention():
+    """Which of its attentions ran last."""
+    from transformer_engine.pytorch.attention.dot_product_attention import _attention_backends
+
+    return [name for name in ("flash", "fused", "unfused") if _attention_backends[f"use_{name}_attention"]]
+
+
 def errors(grads, exact):
     """By weight, relative to its gradient."""
     assert grads.keys() == exact.keys()
@@ -113,7 +120,7 @@ def test_bfloat16_is_as_close_to_float32_as_the_local_layers_are(folder):
     allowed = errors(local_grads, exact_grads)
     with Figures() as see:
         off = (local - exact).abs()
-        print(f"local log-probs from float32: mean {off.mean():.4g} max {off.max():.4g}")
+        print(f"local log-probs from float32: mean {off.mean():.4g} max {off.max():.4g}; {attention()}")
         see.below("log-probs from float32", (theirs - exact).abs().mean(), 1.5 * off.mean() + 0.005)
         see.below("log-probs from local", (theirs - local).abs().mean(), 0.06)
         bounds = {name: 2 * error + 0.05 for name, error in allowed.items()}
