@@ -1,11 +1,12 @@
 """What route capture costs an engine: off, as vime-rollout does it, and as vLLM alone does it, in alternating order.
 
     python benchmarks/bench_capture.py [--layers 48 --experts 16 --top-k 8] [--requests 128 --tokens 48 --rounds 5]
+    python benchmarks/bench_capture.py --model FOLDER --requests 256 --prompt 128 --tokens 512   # on a GPU, shared by all
 
-Three engines with one random MoE run on CPU; a round asks one of them for all requests at once. Prints medians: tokens a second,
-and the CPU time of a step (one token for each request) in front end and core (without the worker that runs the model), which moves
-less with whatever else a host does. The host of a GPU runs the same Python for a step: only ids a token (layers times top-k) and
-requests count, so the model can be narrow.
+Three engines with one MoE; a round asks one of them for all requests at once. Prints medians: tokens a second, and the CPU time of
+a step (one token for each request) in front end and core (on CPU without the worker that runs the model), which moves less with
+whatever else a host does; and the ratio of on to off, round by round. The host of a GPU runs the same Python for a step as a CPU's:
+only ids a token (layers times top-k) and requests count, so the model can be narrow.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import os
 import platform
 import statistics
 import sys
+import tempfile
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +34,7 @@ from vime_proto.tensor import to_tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "engine"))
 import models
-from conftest import running
+from conftest import EngineProcess, running
 
 ENGINES = {
     "off": (),
@@ -50,6 +53,21 @@ def model(options: argparse.Namespace) -> dict:
         "num_experts": options.experts, "num_experts_per_tok": options.top_k,
         "max_position_embeddings": options.prompt + options.tokens,
     }  # fmt: skip
+
+
+@contextlib.contextmanager
+def on_gpu(name: str, *arguments: str) -> Iterator[EngineProcess]:
+    """An engine of a model that exists, in bfloat16; it becomes ready while others start."""
+    folder, *flags = arguments
+    with tempfile.TemporaryDirectory() as root:
+        flags = ["--dtype", "bfloat16", "--vllm.gpu_memory_utilization", "0.25", *flags]
+        engine = EngineProcess(Path(folder), Path(root) / name, *flags, wait=False)
+        try:
+            yield engine
+            engine.stop()
+        finally:
+            engine.process.kill()
+            engine.log_file.close()
 
 
 def cpu_seconds(front: int) -> dict[str, float]:
@@ -107,6 +125,7 @@ def measure(engine, options: argparse.Namespace, capture: bool) -> dict[str, flo
 def main() -> None:
     """Runs all engines beside one another; only one of them has work at a time."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", help="a folder with a model that exists; on a GPU")
     parser.add_argument("--layers", type=int, default=48)
     parser.add_argument("--experts", type=int, default=16)
     parser.add_argument("--top-k", type=int, default=8)
@@ -119,17 +138,23 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         engines = {}
         for name, flags in ENGINES.items():
-            more = ["--cpu-threads", "1", "--max-num-seqs", str(options.requests), "--prefix-caching=false"]
-            engines[name] = stack.enter_context(running("capture", model(options), 1, *flags, *more))
+            more = [*flags, "--max-num-seqs", str(options.requests), "--prefix-caching=false"]
+            if options.model is None:
+                start = running("capture", model(options), 1, *more, "--cpu-threads", "1")
+            else:
+                start = on_gpu(name, options.model, *more)
+            engines[name] = stack.enter_context(start)
+        if options.model is not None:
+            for engine in engines.values():
+                engine.connect()
         for number in range(-1, options.rounds):
             for name in list(ENGINES)[:: -1 if number % 2 else 1]:
                 figures = measure(engines[name], options, name != "off")
+                print(f"{name} {figures}", file=sys.stderr, flush=True)
                 if number >= 0:
                     found[name].append(figures)
-    ids = options.layers * options.top_k
-    print(
-        f"{platform.machine()}, {os.cpu_count()} cores; {options.requests} requests, {ids} ids a token, {options.rounds} rounds"
-    )
+    what = f"{options.layers * options.top_k} ids a token" if options.model is None else options.model
+    print(f"{platform.machine()}, {os.cpu_count()} cores; {options.requests} requests, {what}, {options.rounds} rounds")
     for name, rounds in found.items():
         line = []
         for key in rounds[0]:
@@ -137,6 +162,9 @@ def main() -> None:
             unit = "" if key == "tokens/s" else " ms a step"
             line.append(f"{key} {statistics.median(values):.1f}{unit} ({min(values):.1f} to {max(values):.1f})")
         print(f"{name:7} {', '.join(line)}")
+    for name in list(ENGINES)[1:]:
+        ratios = sorted(one["tokens/s"] / off["tokens/s"] for one, off in zip(found[name], found["off"], strict=True))
+        print(f"{name:7} tokens/s over off: {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})")
 
 
 if __name__ == "__main__":

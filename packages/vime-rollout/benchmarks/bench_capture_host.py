@@ -3,7 +3,7 @@
     python benchmarks/bench_capture_host.py [--layers 48 --experts 128 --top-k 8] [--requests 256 --prompt 128 --tokens 512]
 
 Milliseconds of CPU a step of decoding (one token for each request; the traces made at the end are in it) and a prompt, medians over
-rounds in alternating order: off, on as vime-rollout does it, and on as vLLM does it. "core" is scheduler and packing, "front end"
+rounds in alternating order: off and on as vime-rollout does it, and as vLLM does it. "core" is scheduler and packing, "front end"
 unpacking and what becomes of it: on a GPU's host two processes, and a step takes at least as long as the slower of them. What it
 costs to copy routes from the GPU is not in it.
 """
@@ -139,8 +139,9 @@ def main() -> None:
     from vime_rollout.engine.backend import _scheduler
 
     kinds = {
-        "off": (AsyncScheduler, False, False),
+        "off": (_scheduler.JoinedAsyncScheduler, False, True),
         "on": (_scheduler.JoinedAsyncScheduler, True, True),
+        "off, vLLM's": (AsyncScheduler, False, False),
         "on, vLLM's": (AsyncScheduler, True, False),
     }
     cfg = models.config(moe=True, layers=options.layers) | {
