@@ -52,11 +52,11 @@ def main(folder: Path, steps: int) -> None:
         use_vllm=True, vllm_mode="colocate", vllm_gpu_memory_utilization=0.3,
     )  # fmt: skip
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.bfloat16, attn_implementation="sdpa"),
+        model=AutoModelForCausalLM.from_pretrained(str(folder / "model"), dtype=torch.bfloat16, attn_implementation="sdpa"),
         args=config,
         reward_funcs=lambda completions, **_: [value(text) for text in completions],
         train_dataset=Dataset.from_list([json.loads(line) for line in (folder / "prompts.jsonl").open()]),
-        processing_class=AutoTokenizer.from_pretrained(folder / "model", padding_side="left"),
+        processing_class=AutoTokenizer.from_pretrained(str(folder / "model"), padding_side="left"),
         callbacks=[Watch()],
     )
     trainer.train()

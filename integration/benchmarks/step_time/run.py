@@ -16,6 +16,7 @@ import dataclasses
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,6 +37,8 @@ def prepare(job: Job, folder: Path) -> None:
             raise SystemExit(f"--work {folder}: holds another job; choose another folder")
         return
     write_inputs(job, folder)
+    # Of a preparation that was cut short.
+    shutil.rmtree(folder / "model", ignore_errors=True)
     python = os.environ.get("VIME_PYTHON_TRAINER") or sys.executable
     command = [python, "-m", "vime_trainer", "init", "--model-config-file", str(folder / "config")]
     command += ["--tokenizer", str(folder / "config"), "--output", str(folder / "model"), "--dtype", "bfloat16"]
