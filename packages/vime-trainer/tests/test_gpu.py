@@ -7,12 +7,14 @@ import pytest
 import torch
 from tests_support import make_folder
 
+from vime_proto.version import policy_version
 from vime_trainer.checkpoint import RunState, load_checkpoint, save_checkpoint
 from vime_trainer.fused import switches
 from vime_trainer.optim import Optimizer, OptimizerSettings
 from vime_trainer.packed import ReplayRows, pack
 from vime_trainer.policy import Policy
 from vime_trainer.policy._logprobs import token_logprobs
+from vime_trainer.publish import MemoryStore, spool
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -155,3 +157,23 @@ def test_batches_of_many_lengths_run_through_the_same_kernels(tmp_path):
         together, _ = gradients(policy, batch)
         alone = policy(pack([torch.arange(length) % 61])).logprobs.detach().cpu()
         assert (together[:length] - alone).abs().mean() < 0.02
+
+
+def test_weights_leave_the_gpu_with_the_bytes_that_they_have_there():
+    generator = torch.Generator().manual_seed(3)
+    types = (torch.bfloat16, torch.float32, torch.float16, torch.float8_e4m3fn)
+    here = [(f"w{i}", torch.randn(37, 129, generator=generator).to(types[i % 4])) for i in range(40)]
+    here = [(name, tensor.T if i % 3 else tensor) for i, (name, tensor) in enumerate(here)]
+    there = [(name, tensor.cuda()) for name, tensor in here]
+    found = []
+    # The second time comes through memory that torch kept pinned.
+    for tensors in (here, there, there):
+        store = MemoryStore()
+        manifest = spool("u", policy_version("run", 0, 1), tensors, 100_000, store)
+        count = len(manifest.sources[0].chunks)
+        found.append((manifest, [b"".join(p for _, p in store.read("u", "rank-0", i, 1 << 20)) for i in range(count)]))
+    assert len(found[0][1]) > 3
+    assert found[0] == found[1] == found[2]
+    there[20][1][0, 5] = float("nan")
+    with pytest.raises(ValueError, match=f"'{there[20][0]}' holds a value that is not finite"):
+        spool("u", policy_version("run", 0, 1), there, 100_000, MemoryStore())
