@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 
-from vime_proto.channel import open_channel
+from vime_proto.channel import LOST, open_channel
 from vime_proto.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 
 # What the launcher shows, and the trainer's name of it.
@@ -91,7 +91,7 @@ async def follow(address: str, metrics: Metrics, seen: Callable[[int, Row], None
                     seen(one.step, metrics.rows[one.step])
                 return
             except grpc.RpcError as error:
-                if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+                if error.code() not in LOST:
                     raise
             # The trainer is gone, and its watch says why, or the connection broke and comes back.
             await asyncio.sleep(0.5)

@@ -1,6 +1,8 @@
 """What every server has, and what clients see of its errors."""
 
 import asyncio
+import os
+import sys
 
 import grpc
 import grpc.aio
@@ -9,10 +11,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from vime_proto.channel import (
+    LOST,
     call,
     join_address,
     open_channel,
     open_sync_channel,
+    retry_delay,
     split_address,
     sync_call,
     wait_serving,
@@ -149,12 +153,107 @@ async def test_a_call_is_repeated_while_its_error_may_pass(start):
     passing = [
         StatusError(grpc.StatusCode.UNAVAILABLE, "x"),
         StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, "x", retry_after=0.01),
+        StatusError(grpc.StatusCode.CANCELLED, "the server stops"),
     ]
     trainer = Trainer(*passing)
     server = await start(trainer)
     async with open_channel(server.address) as channel:
         assert (await call(_stub(channel).GetStatus, pb.GetStatusRequest(), 5)).HasField("step")
-    assert trainer.calls == 3
+    assert trainer.calls == 4
+
+
+class Ended(grpc.RpcError):
+    """What gRPC's own errors say, without a call."""
+
+    def __init__(self, code):
+        self.code, self.details, self.trailing_metadata = lambda: code, lambda: "", lambda: ()
+
+
+@pytest.mark.parametrize("between", [False, True], ids=["in the call", "between two calls"])
+async def test_a_task_that_is_cancelled_repeats_nothing(between):
+    """The server's CANCELLED comes as an error with that code, this side's own as CancelledError."""
+    calls, reached = [], asyncio.Event()
+
+    async def method(request, timeout, metadata):
+        calls.append(request)
+        asyncio.get_running_loop().call_soon(reached.set)
+        if between:
+            raise Ended(grpc.StatusCode.CANCELLED)
+        await asyncio.Event().wait()
+
+    asked = asyncio.create_task(call(method, "x", timeout=60))
+    await reached.wait()
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert calls == ["x"]
+
+
+_ENDING = """
+import asyncio
+
+from test_server import ServerInfo, ServerOptions, Trainer, _services, start_server
+
+
+class Busy(Trainer):
+    async def GetStatus(self, request, context):
+        self.calls += 1
+        if self.calls == 2:
+            reached.set()
+        await asyncio.Event().wait()
+
+
+async def main():
+    server = await start_server(_services(Busy()), ServerInfo("vime-trainer", "trainer"), ServerOptions())
+    print(server.address, flush=True)
+    await reached.wait()
+
+
+reached = asyncio.Event()
+asyncio.run(main())
+"""
+
+
+async def test_a_call_under_way_when_the_servers_process_ends_is_repeated_at_the_next_one(start):
+    # Cut off by the end of its event loop, gRPC's server says CANCELLED to its calls, or leaves it at the lost connection.
+    pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.DEVNULL}
+    here = os.path.dirname(__file__)
+    ending = await asyncio.create_subprocess_exec(sys.executable, "-c", _ENDING, cwd=here, **pipes)
+    try:
+        address = (await ending.stdout.readline()).decode().strip()
+        async with open_channel(address) as channel:
+            bare = asyncio.ensure_future(_stub(channel).GetStatus(pb.GetStatusRequest(), timeout=60))
+            asked = asyncio.create_task(call(_stub(channel).GetStatus, pb.GetStatusRequest(), timeout=60))
+            with pytest.raises(grpc.RpcError) as caught:
+                await bare
+            await ending.wait()
+            await start(address=address)
+            assert (await asked).HasField("step")
+    finally:
+        if ending.returncode is None:
+            ending.kill()
+            await ending.wait()
+    assert caught.value.code() in LOST
+
+
+def test_a_channel_that_another_thread_closes_ends_the_call():
+    def method(request, timeout):
+        if closed:
+            raise ValueError("Cannot invoke RPC on closed channel!")
+        closed.append(request)
+        raise Ended(grpc.StatusCode.CANCELLED)
+
+    closed = []
+    with pytest.raises(Ended):
+        sync_call(method, "x", timeout=60)
+    with pytest.raises(ValueError, match="closed channel"):
+        sync_call(method, "x", timeout=60)
+
+
+def test_an_hour_without_a_server_is_no_reason_to_fail():
+    assert 1.0 <= retry_delay(Ended(grpc.StatusCode.UNAVAILABLE), 5000) <= 2.0
+    assert retry_delay(Ended(grpc.StatusCode.ABORTED), 0) is None
+    assert retry_delay(Ended(grpc.StatusCode.ABORTED), 0, also={grpc.StatusCode.ABORTED}) > 0
 
 
 @pytest.mark.parametrize("code", ["ABORTED", "INVALID_ARGUMENT", "NOT_FOUND", "INTERNAL", "RESOURCE_EXHAUSTED"])

@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import grpc
@@ -18,6 +19,12 @@ from vime_proto.errors import ContractError, from_rpc_error
 _DEFAULT_MESSAGE_BYTES = 256 << 20
 _FIRST_BACKOFF = 0.05
 _LARGEST_BACKOFF = 2.0
+
+LOST = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+"""Codes of a call whose server cannot be reached, or ended meanwhile, which may end the calls under way with CANCELLED.
+
+A call of asyncio that this side cancels has no code; it raises ``asyncio.CancelledError``.
+"""
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -178,25 +185,35 @@ async def wait_serving(channel: grpc.aio.Channel, timeout: float, service: str =
     raise TimeoutError(f"not serving within {timeout:g} s; last answer: {last}")
 
 
-def _delay(error: grpc.RpcError, attempt: int) -> float | None:
-    """Seconds before the next attempt; None when the error is final."""
+def retry_delay(
+    error: grpc.RpcError, attempt: int, also: Collection[grpc.StatusCode] = frozenset()
+) -> float | None:
+    """Seconds before the next attempt of a call that may be repeated; None when its error is final.
+
+    Passing errors are those of ``LOST``, DEADLINE_EXCEEDED, and RESOURCE_EXHAUSTED with RetryInfo.
+
+    Args:
+        error: what the call ended with.
+        attempt: calls before this one.
+        also: further codes that may pass.
+    """
     status = from_rpc_error(error)
-    if status.code is grpc.StatusCode.RESOURCE_EXHAUSTED and status.retry_after is None:
+    if status.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        passes = status.retry_after is not None
+    else:
+        passes = status.code in LOST or status.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    if not passes and status.code not in also:
         return None
-    if status.code not in (
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-    ):
-        return None
-    backoff = min(_LARGEST_BACKOFF, _FIRST_BACKOFF * 2**attempt) * random.uniform(0.5, 1.0)
+    # Bounded before it is raised to a power: a server may be away for hours.
+    backoff = min(_LARGEST_BACKOFF, _FIRST_BACKOFF * 2 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
     return max(backoff, status.retry_after or 0.0)
 
 
 async def call(method, request, timeout: float = 30.0, deadline: float | None = None, metadata=None):
-    """A unary call, repeated while its error may pass: UNAVAILABLE, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED with RetryInfo.
+    """A unary call, repeated while its error may pass (see ``retry_delay``), also at the server that comes after one that ended.
 
-    ABORTED is not repeated: the state that the request relied on is gone, and only the caller knows what follows.
+    ABORTED is not repeated: the state that the request relied on is gone, and only the caller knows what follows. Nor is
+    anything in a task that is cancelled: it ends at once.
 
     Args:
         method: a stub's method.
@@ -214,7 +231,7 @@ async def call(method, request, timeout: float = 30.0, deadline: float | None = 
         try:
             return await method(request, timeout=max(0.001, min(timeout, end - time.monotonic())), metadata=metadata)
         except grpc.RpcError as error:
-            delay = _delay(error, attempt)
+            delay = retry_delay(error, attempt)
             if delay is None or time.monotonic() + delay >= end:
                 raise
             await asyncio.sleep(delay)
@@ -228,11 +245,17 @@ def sync_call(
     end = time.monotonic() + (timeout if deadline is None else deadline)
     wait = (stop or threading.Event()).wait
     attempt = 0
+    last: grpc.RpcError | None = None
     while True:
         try:
             return method(request, timeout=max(0.001, min(timeout, end - time.monotonic())))
         except grpc.RpcError as error:
-            delay = _delay(error, attempt)
+            delay = retry_delay(error, attempt)
             if delay is None or time.monotonic() + delay >= end or wait(delay):
                 raise
-            attempt += 1
+            attempt, last = attempt + 1, error
+        except ValueError:
+            # Calls on a channel that another thread closes end with CANCELLED too; those after them are refused like this.
+            if last is None:
+                raise
+            raise last from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import random
 import time
 from collections.abc import Callable
 
@@ -12,8 +11,9 @@ import grpc
 import grpc.aio
 
 from vime_proto import metadata
+from vime_proto.channel import retry_delay
 from vime_proto.common.v1 import common_pb2
-from vime_proto.errors import ContractError, describe, from_rpc_error
+from vime_proto.errors import ContractError, describe
 from vime_proto.rollout.v1 import rollout_pb2, rollout_pb2_grpc
 from vime_proto.sample.v1 import sample_pb2 as pb
 from vime_proto.version import satisfies, show
@@ -21,14 +21,7 @@ from vime_rollout.worker._deltas import INT32, Deltas
 from vime_rollout.worker._errors import RolloutError
 from vime_rollout.worker._trajectory import Trajectory
 
-# CANCELLED comes from a server that stops: this side raises CancelledError when it cancels itself.
-_PASSING = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.ABORTED,
-    grpc.StatusCode.CANCELLED,
-)
-_FIRST_BACKOFF, _LARGEST_BACKOFF = 0.05, 2.0
+_EMPTY_SECONDS, _MOST_EMPTY_SECONDS = 0.05, 2.0
 _PRECONDITION_SECONDS = 120.0
 _MOST_EMPTY_ABORTS = 200
 
@@ -116,7 +109,7 @@ class Generator:
                     "generate", f"request {request.request_id!r} was aborted {empty} times without a token", True
                 )
             if empty:
-                await asyncio.sleep(min(_LARGEST_BACKOFF, _FIRST_BACKOFF * empty))
+                await asyncio.sleep(min(_MOST_EMPTY_SECONDS, _EMPTY_SECONDS * empty))
 
     async def _into(self, trajectory: Trajectory, request: rollout_pb2.GenerateRequest) -> Deltas:
         deltas = [Deltas(request.request_id)]
@@ -152,26 +145,20 @@ class Generator:
             except grpc.aio.AioRpcError as error:
                 if deltas[0].finish_reason:
                     return
-                status = from_rpc_error(error)
-                limit = end
-                if status.code is grpc.StatusCode.FAILED_PRECONDITION and request.HasField("minimum_version"):
+                code, limit = error.code(), end
+                also = {grpc.StatusCode.ABORTED}
+                if code is grpc.StatusCode.FAILED_PRECONDITION and request.HasField("minimum_version"):
                     # Engines may still be on their way to the version.
+                    also.add(code)
                     precondition_end = precondition_end or time.monotonic() + _PRECONDITION_SECONDS
                     limit = min(end, precondition_end)
-                elif status.code is grpc.StatusCode.RESOURCE_EXHAUSTED and status.retry_after is not None:
-                    pass
-                elif status.code not in _PASSING:
-                    final = status.code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
+                delay = retry_delay(error, attempt, also)
+                if delay is None or time.monotonic() + delay >= limit:
+                    final = code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
                     raise RolloutError(
                         "generate", f"request {request.request_id!r}: {describe(error)}", not final
                     ) from error
-                delay = min(_LARGEST_BACKOFF, _FIRST_BACKOFF * 2**attempt) * random.uniform(0.5, 1.0)
-                delay = max(delay, status.retry_after or 0.0)
-                if time.monotonic() + delay >= limit:
-                    raise RolloutError(
-                        "generate", f"request {request.request_id!r}: {describe(error)}", True
-                    ) from error
-                attempt = min(attempt + 1, 10)
+                attempt += 1
                 self.retries += 1
                 deltas[0] = Deltas(request.request_id)
                 await asyncio.sleep(delay)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
+from vime_proto.channel import LOST
 from vime_proto.errors import describe
 from vime_proto.rollout.v1 import rollout_pb2 as pb
 from vime_proto.rollout.v1 import rollout_pb2_grpc
@@ -25,7 +26,7 @@ IN_FLIGHT = {
     "keep": pb.IN_FLIGHT_POLICY_KEEP,
     "wait": pb.IN_FLIGHT_POLICY_WAIT,
 }
-_PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
+_PASSING = (*LOST, grpc.StatusCode.RESOURCE_EXHAUSTED)
 _CLEANING = (*_PASSING, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DEADLINE_EXCEEDED)
 _CLEANING_TIMEOUT = 30.0
 _LOST_TIMEOUT = 5.0
@@ -175,7 +176,7 @@ class EngineUpdate:
                 return await method(request, timeout=timeout)
             except grpc.RpcError as error:
                 if error.code() not in repeat or time.monotonic() + backoff >= end:
-                    self._lost = error.code() is grpc.StatusCode.UNAVAILABLE
+                    self._lost = error.code() in LOST
                     raise
             await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
             backoff = min(2 * backoff, 2.0)
