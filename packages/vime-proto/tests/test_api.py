@@ -45,7 +45,16 @@ GENERATED = [
 
 def test_public_names_are_pinned():
     assert vime_proto.__all__ == ["CONTRACT_MAXIMUM", "CONTRACT_MINIMUM", "__version__"]
-    assert fakes.__all__ == ["FakeBuffer", "FakeEngine", "FakeRouter", "build", "serve", "toy_weights", "write_chunks"]
+    assert fakes.__all__ == [
+        "FakeBuffer",
+        "FakeEngine",
+        "FakeRouter",
+        "build",
+        "certificate",
+        "serve",
+        "toy_weights",
+        "write_chunks",
+    ]
     assert validate.__all__ == [
         "check_streams",
         "dtype_name",

@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 
 import grpc
 import pytest
 from conftest import Client, run_router
 from scripted import Engine, serve_engine
 
+from vime_proto import fakes
 from vime_proto.channel import open_channel
 from vime_proto.server import ServerOptions
 from vime_router import RouterSettings, serve
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
-
 
 @pytest.fixture
 def certificate(tmp_path):
-    """A self-signed certificate for 127.0.0.1: paths of certificate and key."""
-    paths = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-        + ["-addext", "subjectAltName=IP:127.0.0.1", "-out", paths[0], "-keyout", paths[1]],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
-    return paths
+    if shutil.which("openssl") is None:
+        pytest.skip("makes certificates with openssl")
+    return fakes.certificate(tmp_path / "tls")
 
 
 async def test_tls_on_both_sides(certificate):

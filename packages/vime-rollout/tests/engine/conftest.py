@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ import pytest
 import replaying
 from pushing import TIMEOUT, Pusher, new_id
 
+from vime_proto import fakes
 from vime_proto.channel import open_sync_channel
 from vime_proto.common.v1 import common_pb2_grpc
 from vime_proto.rollout.v1 import rollout_pb2 as pb
@@ -187,3 +189,10 @@ def _leave_it_serving(request):
         if name in request.fixturenames:
             engine = request.getfixturevalue(name)
             assert engine.status().state == pb.ENGINE_STATE_SERVING
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    if shutil.which("openssl") is None:
+        pytest.skip("makes certificates with openssl")
+    return fakes.certificate(tmp_path / "tls")

@@ -6,7 +6,6 @@ from pathlib import Path
 import grpc
 import models
 import pytest
-import tls
 from pushing import manifest_of
 from test_engine_faults import Backend
 
@@ -253,10 +252,9 @@ async def test_a_wrong_address_is_an_error_that_names_it(tmp_path):
         await engine.catch_up.stop()
 
 
-@tls.needed
-async def test_a_trainer_with_tls_and_a_token_is_read_by_who_trusts_it(tmp_path):
+async def test_a_trainer_with_tls_and_a_token_is_read_by_who_trusts_it(tmp_path, certificate):
     trainer = Trainer()
-    cert, key = tls.certificate(tmp_path / "tls")
+    cert, key = certificate
     (tmp_path / "token").write_text("secret\n")
     server = await serve(trainer, tls_certificate=cert, tls_key=key, token="secret")
     await trainer.publish(2)

@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-import tls
 
 from vime_proto import fakes
 from vime_proto.channel import open_channel
@@ -64,9 +63,8 @@ async def test_a_router_that_comes_late_is_tried_again(engine):
         await registration.stop()
 
 
-@tls.needed
-async def test_a_router_with_tls_is_registered_at(engine, tmp_path):
-    cert, key = tls.certificate(tmp_path)
+async def test_a_router_with_tls_is_registered_at(engine, certificate):
+    cert, key = certificate
     options = ServerOptions(tls_certificate=cert, tls_key=key)
     async with fakes.serve(fakes.FakeRouter(), options) as router, open_channel(router.address, tls_ca=cert) as channel:
         stub = router_pb2_grpc.RouterServiceStub(channel)

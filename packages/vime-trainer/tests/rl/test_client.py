@@ -1,12 +1,12 @@
 """The table [client]: tokens and TLS for what the trainer calls."""
 
 import shutil
-import subprocess
 
 import grpc
 import pytest
 from fleet import holds, send
 
+from vime_proto import fakes
 from vime_proto.errors import describe
 from vime_proto.fakes import FakeBuffer, FakeEngine, FakeRouter, serve
 from vime_proto.rollout.v1.rollout_pb2 import GetStatusRequest
@@ -39,18 +39,9 @@ def test_a_missing_file_is_named(tmp_path):
 
 @pytest.fixture
 def certificate(tmp_path):
-    """A self-signed certificate for 127.0.0.1: paths of certificate and key."""
     if shutil.which("openssl") is None:
         pytest.skip("makes certificates with openssl")
-    paths = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-        + ["-addext", "subjectAltName=IP:127.0.0.1", "-out", paths[0], "-keyout", paths[1]],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
-    return paths
+    return fakes.certificate(tmp_path / "tls")
 
 
 async def test_everybody_that_the_trainer_calls_may_ask_for_tls_and_its_certificate(certificate, tmp_path):
