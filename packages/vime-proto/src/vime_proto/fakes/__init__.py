@@ -1,4 +1,4 @@
-"""In-memory fakes of the services that have a conformance suite, which they pass too, and what else it takes to test a stage alone."""
+"""In-memory fakes of the services with a conformance suite, which they pass too, and what else it takes to test a stage alone."""
 
 from vime_proto.fakes import build
 from vime_proto.fakes._certificate import certificate
