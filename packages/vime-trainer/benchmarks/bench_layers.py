@@ -2,8 +2,9 @@
 
     python benchmarks/bench_layers.py [--shape demo|qwen3-4b|qwen3-30b-a3b-8-layers ...] [--rounds N] [--seconds S]
 
-Passes alternate in one process, both models in memory; whole steps come one after the other. Log-probs of both are compared
-with those of float32. Where Transformer Engine cannot be used the local layers are measured alone.
+Passes alternate in one process, all models in memory; whole steps come one after the other. Log-probs are compared with those of
+float32. With routed experts a third model has Transformer Engine's experts as well. Where Transformer Engine cannot be used the
+local layers are measured alone.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from bench_model_step import SHAPES, build, make_batch, step_flops, whole_step
+from bench_model_step import SHAPES, build, make_batch, step_flops, whole_step, without
 from rounds import Parts, alternate, clear, peak_gib, ratios, synchronize
 
 from vime_trainer.megatron._transformer_engine import why_missing
 from vime_trainer.packed import PackedBatch, RecordRows
 from vime_trainer.policy import Policy
 
-KINDS = {"local": "off", "te": "on"}
+KINDS = {"local": "off", "te": "on", "te-experts": "on"}
+"""`te-experts` has Transformer Engine's experts too, where `te` has the stacked ones."""
 
 
 def timed_pass(policy: Policy, batch: PackedBatch, others: float) -> Sequence[float]:
@@ -77,6 +79,12 @@ def show(what: str, seconds: Sequence[float], flops: float = 0.0, peak: float = 
     print(text, flush=True)
 
 
+def make(shape: str, kind: str) -> Policy:
+    config, dtype, _ = SHAPES[shape]
+    with without(*(["experts"] if kind == "te-experts" else [])):
+        return build(config, dtype, KINDS[kind])
+
+
 def compare_logprobs(shape: str, found: dict[str, Policy], batch: PackedBatch) -> None:
     """Mean difference from float32 of the same weights; with experts also when float32's routes are replayed."""
     config, _, _ = SHAPES[shape]
@@ -103,9 +111,9 @@ def compare_logprobs(shape: str, found: dict[str, Policy], batch: PackedBatch) -
                 flips = "" if out.usage is None else f", {share_of_flips(out.usage):.2%} of token-layers flip"
                 what = f"{shape} {name}: log-probs from float32{how}"
                 print(f"{what:72} mean {off.mean():.5f} max {off.max():.4f}{flips}", flush=True)
-            if len(values) == 2:
-                apart = (values["te"] - values["local"]).abs()
-                print(f"{shape} te from local{how}: mean {apart.mean():.5f} max {apart.max():.4f}", flush=True)
+            for name in values.keys() - {"local"} if "local" in values else ():
+                apart = (values[name] - values["local"]).abs()
+                print(f"{shape} {name} from local{how}: mean {apart.mean():.5f} max {apart.max():.4f}", flush=True)
     for policy in found.values():
         for replay in policy.replays:
             replay.detach()
@@ -123,9 +131,9 @@ def measure(shape: str, kinds: Sequence[str], rounds: int, parts: Parts) -> None
     found: dict[str, Policy] = {}
     for name in kinds:
         with parts.part(f"{shape} {name}: first passes"):
-            found[name] = tried(build(config, dtype, KINDS[name]), batch)
-            if name == "te":
-                print(f"{shape} te: attention by {attention()}", flush=True)
+            found[name] = tried(make(shape, name), batch)
+            if name != "local":
+                print(f"{shape} {name}: attention by {attention()}", flush=True)
     clear()
     with parts.part(f"{shape}: log-probs"):
         compare_logprobs(shape, found, batch)
@@ -137,7 +145,7 @@ def measure(shape: str, kinds: Sequence[str], rounds: int, parts: Parts) -> None
     for name in names:
         clear()
         with parts.part(f"{shape} {name}: whole steps"):
-            measure_steps(f"{shape} {name}", shape, KINDS[name], rounds, flops, parts)
+            measure_steps(f"{shape} {name}", make(shape, name), batch, rounds, flops, parts)
     clear()
 
 
@@ -167,14 +175,14 @@ def measure_passes(
     for name, (forward, both, peaks) in columns.items():
         show(f"{shape} {name}: forward", forward, flops / 3)
         show(f"{shape} {name}: forward and backward", both, flops, max(peaks))
-    if len(columns) == 2:
+    for name in columns.keys() - {"local"} if "local" in columns else ():
         for place, what in enumerate(("forward", "forward and backward")):
-            print(f"{shape} te to local, {what}: {ratios(columns['te'][place], columns['local'][place])}", flush=True)
+            ratio = ratios(columns[name][place], columns["local"][place])
+            print(f"{shape} {name} to local, {what}: {ratio}", flush=True)
 
 
-def measure_steps(name: str, shape: str, kind: str, rounds: int, flops: float, parts: Parts) -> None:
-    config, dtype, lengths = SHAPES[shape]
-    gradients, optimizer = whole_step(build(config, dtype, kind), make_batch(config, lengths))
+def measure_steps(name: str, policy: Policy, batch: PackedBatch, rounds: int, flops: float, parts: Parts) -> None:
+    gradients, optimizer = whole_step(policy, batch)
     kept = alternate({name: partial(timed_step, gradients, optimizer.step)}, rounds, 2, lambda: parts.left)
     whole, update = zip(*kept[name], strict=True)
     show(f"{name}: whole step with AdamW", whole, flops, peak_gib())
@@ -199,7 +207,10 @@ def main() -> None:
         print(f"Transformer Engine {version('transformer-engine')}", flush=True)
     parts = Parts(args.seconds)
     for shape in args.shape:
-        measure(shape, ["local"] if missing is not None else list(KINDS), args.rounds, parts)
+        kinds = ["local"] if missing is not None else ["local", "te"]
+        if missing is None and "num_experts_per_tok" in SHAPES[shape][0]:
+            kinds.append("te-experts")
+        measure(shape, kinds, args.rounds, parts)
 
 
 if __name__ == "__main__":

@@ -222,7 +222,7 @@ def main() -> None:
     )
     flops = step_flops(config, dtype, lengths)
     batch = make_batch(config, lengths)
-    names = [field.name for field in fields(Switches) if field.name != "adam"]
+    names = [field.name for field in fields(Switches) if field.name not in ("adam", "experts")]
     for label, off in [
         ("all fast ways", ()),
         *((f"without {name}", (name,)) for name in names),

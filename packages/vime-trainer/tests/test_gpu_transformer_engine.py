@@ -179,7 +179,7 @@ def test_padded_batches_give_the_same(some):
         see.below("log-probs", (packed - padded).abs().mean(), 0.02)
 
 
-@pytest.mark.parametrize("name", ["rope", "swiglu", "dispatch"])
+@pytest.mark.parametrize("name", ["rope", "swiglu", "dispatch", "experts"])
 def test_our_own_kernels_change_nothing(some, name, monkeypatch):
     """Positions are turned once, and experts weighted once, whoever does it."""
     batch = batch_for(some)
@@ -207,7 +207,9 @@ def test_replayed_routes_are_used(moe):
         see.above("log-probs", (given - free).detach().abs().mean(), 0.05)
 
 
-def test_a_folder_goes_in_and_out_unchanged(folder):
+@pytest.mark.parametrize("experts", [True, False])
+def test_a_folder_goes_in_and_out_unchanged(folder, experts, monkeypatch):
+    monkeypatch.setattr(switches, "experts", experts)
     theirs = dict(load(folder, "bfloat16", "on").hf_tensors())
     local = dict(load(folder, "bfloat16", "off").hf_tensors())
     assert theirs.keys() == local.keys()
@@ -215,11 +217,13 @@ def test_a_folder_goes_in_and_out_unchanged(folder):
 
 
 @pytest.mark.parametrize(
-    ("saved", "restored", "distributed"), [("off", "on", True), ("on", "off", False), ("on", "on", True)]
+    ("saved", "restored", "distributed"), [("off", "on", True), ("on", "off", False), ("their experts", "on", True)]
 )
-def test_checkpoints_serve_both(some, tmp_path, saved, restored, distributed):
+def test_checkpoints_serve_both(some, tmp_path, saved, restored, distributed, monkeypatch):
     def make(choice):
-        policy = load(some, "bfloat16", choice)
+        with monkeypatch.context() as patch:
+            patch.setattr(switches, "experts", choice != "their experts")
+            policy = load(some, "bfloat16", "off" if choice == "off" else "on")
         return policy, Optimizer(policy, OptimizerSettings(learning_rate=1e-3, distributed=distributed))
 
     def train(policy, optimizer, steps):

@@ -8,8 +8,9 @@ from safetensors.torch import load_file
 
 from vime_trainer import models
 from vime_trainer.checkpoint._models import Trained, layouts_of
+from vime_trainer.fused import switches
 from vime_trainer.megatron import _transformer_engine
-from vime_trainer.megatron._transformer_engine import wants_transformer_engine, why_missing
+from vime_trainer.megatron._transformer_engine import keeps_experts, wants_transformer_engine, why_missing
 from vime_trainer.models import PerExpert, Place, stored_key, table_name, table_weights
 from vime_trainer.policy import Policy
 from vime_trainer.sft import SftSettings
@@ -160,3 +161,10 @@ def test_runs_have_the_key(tmp_path):
     assert SftSettings(**settings, transformer_engine="on").transformer_engine == "on"
     with pytest.raises(ValueError, match="transformer_engine"):
         SftSettings(**settings, transformer_engine="yes")
+
+
+def test_experts_are_stacked_where_the_grouped_product_takes_their_widths(monkeypatch):
+    assert not keeps_experts(2048, 768, 1) and not keeps_experts(64, 48, 2)
+    assert keeps_experts(64, 48, 4) and keeps_experts(64, 20, 1) and keeps_experts(60, 48, 1)
+    monkeypatch.setattr(switches, "experts", False)
+    assert keeps_experts(2048, 768, 1)

@@ -25,6 +25,8 @@ class Switches:
         dispatch: expert rows by sorted ids and gathers: no scatter with atomic additions, no wait for the GPU.
         logprobs: statistics and gradients of logits in one kernel each.
         adam: torch's fused Adam.
+        experts: stacked experts and one grouped product in models of Transformer Engine's layers too, where torch takes their
+            widths; off, theirs: a product an expert, whose rows the host waits to learn.
     """
 
     swiglu: bool = True
@@ -33,6 +35,7 @@ class Switches:
     dispatch: bool = True
     logprobs: bool = True
     adam: bool = True
+    experts: bool = True
 
 
 switches = Switches()

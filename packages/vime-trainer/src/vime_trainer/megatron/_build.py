@@ -10,7 +10,12 @@ from torch import Tensor
 
 from vime_trainer.fused import switches
 from vime_trainer.megatron import _parallel, _seams
-from vime_trainer.megatron._transformer_engine import TransformerEngine, block_spec, wants_transformer_engine
+from vime_trainer.megatron._transformer_engine import (
+    TransformerEngine,
+    block_spec,
+    keeps_experts,
+    wants_transformer_engine,
+)
 from vime_trainer.models import Architecture, check_place, padded_vocab
 from vime_trainer.settings.parallel import ParallelConfig
 
@@ -143,7 +148,7 @@ def _transformer_config(arch: Architecture, dtype: torch.dtype, recompute: bool,
             "moe_router_load_balancing_type": "none",
             "moe_aux_loss_coeff": 0.0,
             "moe_token_dispatcher_type": "alltoall" if gpu and here.expert_size > 1 else "allgather",
-            "moe_grouped_gemm": te,
+            "moe_grouped_gemm": te and keeps_experts(arch.hidden, arch.expert_ffn, here.expert_tensor_size),
         }
     if recompute:
         moe |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}

@@ -10,8 +10,10 @@ from typing import Any, Literal
 import torch
 
 from vime_proto.errors import nearest
+from vime_trainer.fused import switches
+from vime_trainer.megatron._alignment import check_grouped_experts
 
-__all__ = ["TransformerEngine", "block_spec", "wants_transformer_engine", "why_missing"]
+__all__ = ["TransformerEngine", "block_spec", "keeps_experts", "wants_transformer_engine", "why_missing"]
 
 TransformerEngine = Literal["auto", "on", "off"]
 
@@ -67,6 +69,21 @@ def why_missing() -> str | None:
     return None
 
 
+def keeps_experts(hidden: int, width: int, expert_tensor: int) -> bool:
+    """Whether a model of Transformer Engine's layers has its experts too, instead of the stacked ones.
+
+    Args:
+        hidden, width, expert_tensor: as in `check_grouped_experts`.
+    """
+    if not switches.experts:
+        return True
+    try:
+        check_grouped_experts(hidden, width, expert_tensor)
+    except ValueError:
+        return True
+    return False
+
+
 def block_spec(config: Any, stage: int | None, te: bool) -> Any:
     """Megatron's layers for a chunk, with our parts where theirs do not serve.
 
@@ -89,14 +106,17 @@ def block_spec(config: Any, stage: int | None, te: bool) -> Any:
 
 
 def _plug_into_te(block: Any, config: Any) -> None:
-    """Its norms, matrices and experts stay; its attention gets turned queries and keys, or makes room for ours."""
+    """Its norms and matrices stay; its attention gets turned queries and keys, or makes room for ours."""
     from vime_trainer.megatron._attention import PackedAttention
+    from vime_trainer.megatron._experts import StackedExperts
     from vime_trainer.megatron._te_attention import TeAttention
 
     # Under context parallelism its attention wants every sequence padded and cut; ours takes batches as they are cut here.
     ours = config.context_parallel_size > 1 or config.params_dtype == torch.float32
     for spec in block.layer_specs:
         spec.submodules.self_attention.submodules.core_attention = PackedAttention if ours else TeAttention
+        if hasattr(spec.submodules.mlp.submodules, "experts") and not config.moe_grouped_gemm:
+            spec.submodules.mlp.submodules.experts = StackedExperts
 
 
 def _plug_into_local(block: Any, config: Any) -> None:
