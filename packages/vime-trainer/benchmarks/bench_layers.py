@@ -193,7 +193,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     large = [name for name in SHAPES if name != "demo"]
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=large if torch.cuda.is_available() else ["demo"])
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=150.0, help="no part begins after that")
     args = parser.parse_args()
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
