@@ -127,25 +127,28 @@ def share_of_flips(usage) -> float:
 def measure(shape: str, kinds: Sequence[str], rounds: int, parts: Parts) -> None:
     config, dtype, lengths = SHAPES[shape]
     flops, batch = step_flops(config, dtype, lengths), make_batch(config, lengths)
-    clear()
     found: dict[str, Policy] = {}
+
+    def first_passes(name: str) -> None:
+        found[name] = tried(make(shape, name), batch)
+        if name != "local":
+            print(f"{shape} {name}: attention by {attention()}", flush=True)
+
+    def whole_steps(name: str) -> None:
+        measure_steps(f"{shape} {name}", make(shape, name), batch, rounds, flops, parts)
+
     for name in kinds:
-        with parts.part(f"{shape} {name}: first passes"):
-            found[name] = tried(make(shape, name), batch)
-            if name != "local":
-                print(f"{shape} {name}: attention by {attention()}", flush=True)
+        clear()
+        parts.run(f"{shape} {name}: first passes", partial(first_passes, name))
     clear()
-    with parts.part(f"{shape}: log-probs"):
-        compare_logprobs(shape, found, batch)
+    parts.run(f"{shape}: log-probs", partial(compare_logprobs, shape, found, batch))
     clear()
-    with parts.part(f"{shape}: passes"):
-        measure_passes(shape, found, batch, rounds, flops, parts)
+    parts.run(f"{shape}: passes", partial(measure_passes, shape, found, batch, rounds, flops, parts))
     names = list(found)
     found.clear()
     for name in names:
         clear()
-        with parts.part(f"{shape} {name}: whole steps"):
-            measure_steps(f"{shape} {name}", make(shape, name), batch, rounds, flops, parts)
+        parts.run(f"{shape} {name}: whole steps", partial(whole_steps, name))
     clear()
 
 
@@ -211,6 +214,7 @@ def main() -> None:
         if missing is None and "num_experts_per_tok" in SHAPES[shape][0]:
             kinds.append("te-experts")
         measure(shape, kinds, args.rounds, parts)
+    raise SystemExit(parts.end())
 
 
 if __name__ == "__main__":

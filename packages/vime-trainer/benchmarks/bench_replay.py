@@ -140,8 +140,8 @@ def main() -> None:
     for kind in ("local", "te") if args.te else ("local",):
         for shape in args.shape:
             clear()
-            with parts.part(f"{shape} {kind}"):
-                measure(shape, kind, args.rounds, parts)
+            parts.run(f"{shape} {kind}", partial(measure, shape, kind, args.rounds, parts))
+    raise SystemExit(parts.end())
 
 
 if __name__ == "__main__":

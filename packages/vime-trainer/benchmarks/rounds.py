@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import statistics
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -38,9 +37,13 @@ class Parts:
 
     Args:
         seconds: after which no part begins.
+
+    Attributes:
+        failed: names of parts that did.
     """
 
     def __init__(self, seconds: float) -> None:
+        self.failed: list[str] = []
         self._end = time.monotonic() + seconds
 
     @property
@@ -48,20 +51,26 @@ class Parts:
         """Seconds until no part begins any more."""
         return self._end - time.monotonic()
 
-    @contextlib.contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Runs what is inside; an exception is shown and goes no further."""
+    def run(self, name: str, part: Callable[[], None]) -> None:
+        """Runs a part; an exception is shown and goes no further."""
+        if self.left <= 0:
+            print(f"# {name}: no time left", flush=True)
+            return
         begin = time.monotonic()
         try:
-            if self.left <= 0:
-                raise TimeoutError("no time left")
-            yield
+            part()
         except Exception as error:
+            self.failed.append(name)
             where = [line.strip() for line in traceback.format_exc().splitlines() if line.lstrip().startswith("File")]
             print(f"{name}: FAILED: {type(error).__name__}: {str(error)[:600]}", flush=True)
             print("  " + "\n  ".join(where[-4:]), flush=True)
-        finally:
-            print(f"# {name}: {time.monotonic() - begin:.1f} s", flush=True)
+        print(f"# {name}: {time.monotonic() - begin:.1f} s", flush=True)
+
+    def end(self) -> int:
+        """Exit status: 1 where a part failed."""
+        if self.failed:
+            print(f"failed: {'; '.join(self.failed)}", flush=True)
+        return int(bool(self.failed))
 
 
 def alternate(
