@@ -84,3 +84,37 @@ def test_replaying_the_own_choice_changes_nothing(settings):
     with replay.use(torch.stack(ids, dim=1)):
         again = model(logits)
     assert torch.equal(own[0], again[0]) and torch.equal(own[1], again[1])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"moe_router_pre_softmax": True},
+        {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True},
+        {"moe_router_score_function": "sigmoid", "moe_router_num_groups": 2, "moe_router_group_topk": 1},
+    ],
+)
+def test_holes_have_the_choice_and_gradient_of_the_model_alone(settings):
+    model = Alone(num_moe_experts=8, **settings)
+    if settings.get("moe_router_enable_expert_bias"):
+        model.router.expert_bias.copy_(torch.linspace(1.0, -1.0, 8))
+    make = torch.Generator().manual_seed(1)
+    logits = torch.randn(50, 8, generator=make, requires_grad=True)
+    slopes = torch.randn(50, 8, generator=make)
+
+    def found():
+        gates, chosen = model(logits)
+        return gates.detach(), chosen, *torch.autograd.grad((gates * slopes).sum(), logits)
+
+    alone = found()
+    replay = attach(model)
+    hole = torch.arange(50) % 7 == 0
+    ids = torch.rand(50, 1, 8, generator=make).argsort(dim=2)[:, :, :2]
+    ways = []
+    for measure in (False, True):
+        with replay.use(ids, ~hole, measure=measure):
+            ways.append(found())
+    for one, other, own in zip(*ways, alone, strict=True):
+        assert torch.equal(one, other) and torch.equal(one[hole], own[hole])
+    assert torch.equal(ways[0][1][~hole], torch.zeros(50, 8, dtype=torch.bool).scatter(1, ids[:, 0], True)[~hole])

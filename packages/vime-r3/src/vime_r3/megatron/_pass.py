@@ -65,6 +65,7 @@ class Pass:
         ids: integers ``[tokens, layers, top_k]``, in the order of ``layer_ids``, where the routers are; None when the model
             routes itself.
         valid: bool ``[tokens]``; None when every row is replayed.
+        holes: int64, the tokens that are not valid; None when they are not known without waiting for a device.
         measure: count where the live top-k differs.
         record: keep the live top-k.
     """
@@ -74,12 +75,14 @@ class Pass:
         layer_ids: Sequence[int],
         ids: torch.Tensor | None = None,
         valid: torch.Tensor | None = None,
+        holes: torch.Tensor | None = None,
         measure: bool = False,
         record: bool = False,
     ):
         self.layer_ids = tuple(layer_ids)
         self.ids = ids
         self.valid = valid
+        self.holes = holes
         self.record: list[torch.Tensor | None] | None = [None] * len(self.layer_ids) if record else None
         self.usage = Usage(self.layer_ids, 0 if ids is None else ids.shape[0]) if ids is not None else None
         self.measure = measure
@@ -108,9 +111,16 @@ class Pass:
             raise ReplayError(f"every router must use its routes once in a forward pass; uses were {counts}")
 
     def top_k(
-        self, layer: int, scores: torch.Tensor, live: Callable[[], tuple[torch.Tensor, torch.Tensor]]
+        self, layer: int, scores: torch.Tensor, live: Callable[..., tuple[torch.Tensor, torch.Tensor]], by_token: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scores and ids ``[tokens, top_k]`` of one router, whose live choice ``live()`` computes."""
+        """Scores and ids ``[tokens, top_k]`` of one router.
+
+        Args:
+            layer: global number of its layer.
+            scores: ``[tokens, experts]``.
+            live: computes its own choice, ``live(tokens)`` that for some.
+            by_token: whether it can do the latter.
+        """
         place = self._place[layer]
         self.calls[place] += 1
         if self.ids is None:
@@ -128,7 +138,10 @@ class Pass:
             )
         ids = self.ids[:, place].long()
         measure = self.measure and self.forward
-        if measure or self.valid is not None:
+        if not measure and by_token and self.holes is not None:
+            # They are few: the last tokens of sequences, mostly.
+            ids = ids.index_copy(0, self.holes, live(self.holes)[1])
+        elif measure or self.valid is not None:
             own = live()[1]
             if measure:
                 self._count(place, own, ids)

@@ -32,11 +32,13 @@ class _Slot:
     def get_replay_topk(self, scores, topk, num_groups=None, group_topk=None, default_compute_topk=None):
         """Scores and ids of the experts to use; the signature is that of Megatron's ``RouterReplay``."""
 
-        def live():
-            return default_compute_topk(scores, topk, num_groups=num_groups, group_topk=group_topk)
+        def live(tokens=None):
+            some = scores if tokens is None else scores.detach().index_select(0, tokens)
+            return default_compute_topk(some, topk, num_groups=num_groups, group_topk=group_topk)
 
         current = self._replay._current
-        return live() if current is None else current.top_k(self._layer, scores, live)
+        # Megatron's choice by groups of experts takes all tokens of the layer or none.
+        return live() if current is None else current.top_k(self._layer, scores, live, by_token=not group_topk)
 
 
 class Replay:
@@ -103,9 +105,9 @@ class Replay:
             inexact = ~told if mask is None else mask & ~told.to(mask.device)
         # On their way before the forward pass: a copy in its midst would wait for all of it that is queued.
         there = self._device or rows.device
-        rows = rows.to(there, non_blocking=True)
-        mask = None if mask is None else mask.to(there, non_blocking=True)
-        coming = Pass(self.layer_ids, rows, mask, measure=measure)
+        holes = None if mask is None or mask.device.type != "cpu" else torch.nonzero(~mask).flatten()
+        parts = [None if part is None else part.to(there, non_blocking=True) for part in (rows, mask, holes)]
+        coming = Pass(self.layer_ids, *parts, measure=measure)
         coming.usage.inexact = inexact
         yield from self._run(coming)
 
