@@ -12,7 +12,7 @@ from toy import ToyBackend
 
 from vime_proto.fakes import FakeBuffer
 from vime_trainer.checkpoint import CheckpointError, list_steps, path_of
-from vime_trainer.rl import train
+from vime_trainer.rl import Interrupted, train
 from vime_trainer.rl._lineage import LineageRecord
 from vime_trainer.rl._loop import Loop
 from vime_trainer.service import RunStatus
@@ -70,6 +70,30 @@ def test_one_that_fails_ends_the_run_and_leaves_those_before(tmp_path):
         assert [batch for batch, _ in buffer.told] == [1] and list_steps(tmp_path / "checkpoints") == [1]
         # The next process goes on from there.
         assert train(settings_for(stages, tmp_path, max_steps=3), Late) == "finished"
+
+
+def test_who_is_asked_to_end_is_not_held_up_by_a_checkpoint_that_is_still_written(tmp_path):
+    interrupt, saves = threading.Event(), []
+
+    class Endless(Future):
+        def result(self, timeout=None):
+            assert timeout is not None, "waits for ever"
+            interrupt.set()
+            return super().result(timeout)
+
+    class Stuck(ToyBackend):
+        def save(self, root, state, keep):
+            saves.append(state.step)
+            return super().save(root, state, keep) if state.step == 1 else Endless()
+
+    buffer = Listening(tmp_path / "checkpoints")
+    with Stages(buffer) as stages:
+        with pytest.raises(Interrupted, match="interrupted"):
+            train(settings_for(stages, tmp_path, max_steps=5), Stuck, interrupt)
+        # The third did not begin, as the second was on its way.
+        assert saves == [1, 2] and [batch for batch, _ in buffer.told] == [1]
+        assert train(settings_for(stages, tmp_path, max_steps=3), ToyBackend) == "finished"
+    assert list_steps(tmp_path / "checkpoints") == [2, 3]
 
 
 class Slow(ToyBackend):

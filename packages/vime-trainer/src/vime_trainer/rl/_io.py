@@ -17,6 +17,9 @@ _IDLE_SECONDS = 1.0
 class Interrupted(Exception):
     """The process was asked to end: what it does now is given up."""
 
+    def __init__(self) -> None:
+        super().__init__("interrupted")
+
 
 class IoThread:
     """Servers, lease renewal and remote calls live here, so that they go on while the training thread computes.
@@ -42,6 +45,18 @@ class IoThread:
             Interrupted: the process should end; the coroutine is cancelled.
         """
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return self.wait(future)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def wait(self, future: concurrent.futures.Future[Result]) -> Result:
+        """Waits for what another thread does; the answer or the exception.
+
+        Raises:
+            Interrupted: the process should end; the work goes on.
+        """
         idle = time.monotonic() + _IDLE_SECONDS
         while True:
             try:
@@ -49,15 +64,11 @@ class IoThread:
             except concurrent.futures.TimeoutError:
                 if future.done():
                     return future.result()
-            try:
-                if self.interrupt.is_set():
-                    raise Interrupted
-                if time.monotonic() >= idle:
-                    self.idle()
-                    idle = time.monotonic() + _IDLE_SECONDS
-            except BaseException:
-                future.cancel()
-                raise
+            if self.interrupt.is_set():
+                raise Interrupted
+            if time.monotonic() >= idle:
+                self.idle()
+                idle = time.monotonic() + _IDLE_SECONDS
 
     def finish(self, work: Coroutine[Any, Any, Result], timeout: float) -> Result:
         """As `run`, for cleaning up: it does not heed the interrupt but ends after `timeout` seconds.

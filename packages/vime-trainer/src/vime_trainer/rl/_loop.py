@@ -269,12 +269,13 @@ class Loop:
 
         Raises:
             CheckpointError: it could not be written.
+            Interrupted: the process should end; a checkpoint that is still written has the time that `leaving` gives it.
         """
         if self._saving is None or not (wait or self._saving[1].done()):
             return
         (step, future), self._saving = self._saving, None
         with self._phase("checkpoint"):
-            future.result()
+            self._io.wait(future)
             kept = list_steps(self.checkpoints)
             self._reference.prune(kept)
             if self._buffer is not None:

@@ -78,10 +78,9 @@ def train(
         try:
             reason = _train(settings, backend, status, io, stack, team, traced)
         except BaseException as error:
-            text = "interrupted" if isinstance(error, Interrupted) else str(error)
-            status.set(trainer.TRAINER_STATE_FAILED, reason=text)
+            status.set(trainer.TRAINER_STATE_FAILED, reason=str(error))
             _dismiss(status)
-            team.end(text, failed=not isinstance(error, Interrupted))
+            team.end(str(error), failed=not isinstance(error, Interrupted))
             raise
         team.end(reason, failed=False)
         status.set(trainer.TRAINER_STATE_FINISHED, reason=reason)
