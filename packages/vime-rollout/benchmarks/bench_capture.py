@@ -40,8 +40,10 @@ ENGINES = {
     "off": (),
     "on": ("--route-capture",),
     # Named, vLLM's own scheduler takes the place of vime-rollout's.
-    "vLLM's": ("--route-capture", "--vllm.scheduler_cls", "vllm.v1.core.sched.scheduler.Scheduler"),
+    "vLLM's": ("--route-capture", "--vllm.scheduler_cls", "vllm.v1.core.sched.async_scheduler.AsyncScheduler"),
 }
+_CACHE = 12 << 30
+"""Bytes: all requests at once, so that none is preempted."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -60,7 +62,7 @@ def on_gpu(name: str, *arguments: str) -> Iterator[EngineProcess]:
     """An engine of a model that exists, in bfloat16; it becomes ready while others start."""
     folder, *flags = arguments
     with tempfile.TemporaryDirectory() as root:
-        flags = ["--dtype", "bfloat16", "--vllm.gpu_memory_utilization", "0.25", *flags]
+        flags = ["--dtype", "bfloat16", "--vllm.gpu_memory_utilization", "0.25", "--vllm.kv_cache_memory_bytes", str(_CACHE), *flags]
         engine = EngineProcess(Path(folder), Path(root) / name, *flags, wait=False)
         try:
             yield engine
