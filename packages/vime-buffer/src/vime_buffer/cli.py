@@ -11,10 +11,8 @@ from pathlib import Path
 import grpc
 from google.protobuf import json_format
 from pydantic import Field
-from sqlalchemy.exc import SQLAlchemyError
 
 from vime_buffer._loading import HookError
-from vime_buffer._server import BufferServer
 from vime_buffer.settings import BufferSettings
 from vime_proto.buffer.v1 import buffer_pb2 as pb
 from vime_proto.buffer.v1.buffer_pb2_grpc import BufferServiceStub
@@ -63,6 +61,8 @@ def _serve(argv: Sequence[str]) -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if settings.exit_with_parent:
         exit_with_parent()
+    from sqlalchemy.exc import SQLAlchemyError
+
     try:
         asyncio.run(_run(settings))
     except (ContractError, HookError, OSError) as error:
@@ -73,6 +73,8 @@ def _serve(argv: Sequence[str]) -> None:
 
 async def _run(settings: BufferSettings) -> None:
     stopped = stop_event()
+    from vime_buffer import BufferServer
+
     server = await BufferServer.start(settings)
     try:
         if settings.address_file:

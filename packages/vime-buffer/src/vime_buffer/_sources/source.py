@@ -10,10 +10,10 @@ from functools import lru_cache
 from itertools import accumulate
 
 from vime_buffer._loading import HookError
+from vime_buffer._new_prompt import NewPrompt
 from vime_buffer._rules import permutation
 from vime_buffer._sources.jsonl import JsonlFile, RowError
 from vime_buffer._sources.mapping import FieldMapping
-from vime_buffer._store.prompts import NewPrompt
 from vime_proto.errors import ContractError
 from vime_proto.sample.v1 import sample_pb2
 from vime_proto.validate import validate_prompt

@@ -10,6 +10,7 @@ import grpc
 import sqlalchemy as sa
 
 from vime_buffer._intake import FAILED_STATUSES, Intake, generated_tokens
+from vime_buffer._new_prompt import NewPrompt
 from vime_buffer._store import groups, leases, prompts
 from vime_buffer._store.database import Transaction
 from vime_buffer._store.runs import Run
@@ -52,7 +53,7 @@ def start(
         own.CopyFrom(question)
         own.prompt_id = f"{evaluation_id}-{question.row}"
         own.group_size = k
-        new.append(prompts.NewPrompt(own))
+        new.append(NewPrompt(own))
     prompts.insert(tx, run, new, Purpose.EVALUATE, evaluation_id)
     tx.execute(
         evaluations.insert(),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Sequence
 
 import sqlalchemy as sa
 
+from vime_buffer._new_prompt import NewPrompt
 from vime_buffer._rules import Occupancy, after_failed_attempt
 from vime_buffer._store import counters
 from vime_buffer._store.database import Transaction, chunks
@@ -45,15 +45,6 @@ _ANSWERED = (
     .where(prompts.c.run_id == sa.bindparam("run"), prompts.c.prompt_id == sa.bindparam("prompt"))
     .values(state=int(PromptState.EVALUATED), partial=None, payload=None)
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class NewPrompt:
-    """A prompt to insert; ``formatted`` is False when the message-format hook raised on its row."""
-
-    prompt: sample_pb2.Prompt
-    formatted: bool = True
-    reason: str = ""
 
 
 def digest(prompt: sample_pb2.Prompt) -> bytes:

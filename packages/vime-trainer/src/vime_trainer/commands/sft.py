@@ -7,10 +7,10 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from vime_proto.process import exit_with_parent
 from vime_proto.settings import load
+from vime_trainer.commands._start import start_ranks
 from vime_trainer.profiler import requests_set
-from vime_trainer.ranks import is_rank, lost_rank, rank, rank_command, run_ranks
+from vime_trainer.ranks import lost_rank, rank
 from vime_trainer.settings.sft import SftSettings
 
 __all__ = ["main"]
@@ -19,11 +19,9 @@ __all__ = ["main"]
 def main(argv: Sequence[str], prog: str) -> int:
     """Trains, then prints the folder of the trained model."""
     settings = load(SftSettings, argv, prog)
-    if settings.exit_with_parent:
-        exit_with_parent()
-    if settings.ranks and not is_rank():
-        settings.parallel.check_world(settings.ranks)
-        return run_ranks(settings.ranks, rank_command("sft", argv), prog)
+    status = start_ranks("sft", settings, argv, prog)
+    if status is not None:
+        return status
     from vime_trainer.sft import run_sft
 
     traced = threading.Event()
