@@ -262,8 +262,8 @@ def test_settings_that_contradict_themselves_are_refused(tmp_path):
 
 
 def test_a_rank_that_is_gone_is_one_line(tmp_path, monkeypatch, capsys):
+    from vime_trainer import sft
     from vime_trainer.cli import main
-    from vime_trainer.commands import sft
 
     said = (
         "[third_party/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:1: Connection reset by peer. This is\nlong"
