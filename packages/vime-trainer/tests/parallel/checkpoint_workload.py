@@ -63,11 +63,11 @@ def train(models: dict[str, Trained], step: bool = True) -> float:
     """One step of all models, or the loss alone; the policy's loss of all ranks, on ranks of the last stage."""
     for name, trained in models.items():
         if name != POLICY:
-            _train(trained, lambda outputs, weights: (outputs.values * weights).sum(), step)
-    return _train(models[POLICY], lambda outputs, weights: -(outputs.logprobs * weights).sum(), step)
+            _train(trained, lambda outputs: outputs.values, step)
+    return _train(models[POLICY], lambda outputs: -outputs.logprobs, step)
 
 
-def _train(trained: Trained, loss_of: Callable[[Any, torch.Tensor], torch.Tensor], step: bool) -> float:
+def _train(trained: Trained, terms: Callable[[Any], torch.Tensor], step: bool) -> float:
     policy, optimizer = trained.policy, trained.optimizer
     here, work = policy.parallel, micro_batches("plain")
     mine = list(range(len(work)))[here.data_rank :: here.data_size]
@@ -75,7 +75,8 @@ def _train(trained: Trained, loss_of: Callable[[Any, torch.Tensor], torch.Tensor
 
     def loss(index, outputs):
         nonlocal total
-        value = loss_of(outputs, work[mine[index]][2])
+        each = terms(outputs)
+        value = (each * work[mine[index]][2].to(each.device)).sum()
         total += float(value.detach())
         return value
 

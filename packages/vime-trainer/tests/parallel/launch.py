@@ -8,17 +8,22 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+import torch
 import torch.distributed as dist
 
 __all__ = ["start"]
 
 
 def start(world: int, script: Path, arguments: list[str], seconds: float) -> None:
-    """Runs a script on all ranks and waits for it.
+    """Runs a script on all ranks and waits for it; on a host with GPUs, where each rank needs its own, skips without enough.
 
     Raises:
         AssertionError: a rank failed, with what it wrote, or did not end in time.
     """
+    gpus = torch.cuda.device_count()
+    if 0 < gpus < world:
+        pytest.skip(f"{world} ranks need {world} GPUs, this host has {gpus}")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environment = dict(os.environ) | {
         "MASTER_ADDR": "127.0.0.1",

@@ -168,6 +168,12 @@ def test_ranks_exchange_values_and_refuse_what_cannot_work(world, found):
         assert json.loads((found(world) / f"exchange-{rank}.json").read_text()) == []
 
 
+def test_ranks_without_a_gpu_each_are_skipped_where_there_are_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    with pytest.raises(pytest.skip.Exception, match="4 ranks need 4 GPUs, this host has 3"):
+        launch.start(4, Path("no-such-script.py"), [], seconds=1)
+
+
 def difference(value: torch.Tensor, other: torch.Tensor) -> float:
     """Largest difference over the largest entry."""
     scale = other.double().abs().nan_to_num().max().clamp(min=1e-12)
