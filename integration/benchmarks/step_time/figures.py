@@ -20,8 +20,8 @@ _KEPT = ("train_rollout_logprob_abs_diff/mean", "train_rollout_logprob_abs_diff/
 def summary(rows: list[dict[str, Any]], job: Job, staleness: int) -> dict[str, Any]:
     """Medians over the steps after the first ``SKIPPED``.
 
-    ``seconds`` is from the end of one step to the end of the next, whatever happens between them; ``parts`` are the trainer's
-    own measurements. A part that another one contains is not listed twice.
+    ``steps`` says how many those are. ``seconds`` is from the end of one step to the end of the next, whatever happens between
+    them; ``parts`` are the trainer's own measurements. A part that another one contains is not listed twice.
     """
     seconds = [round(after["time"] - before["time"], 3) for before, after in zip(rows, rows[1:], strict=False)]
     values = [row["values"] for row in rows[SKIPPED:]]
@@ -32,7 +32,7 @@ def summary(rows: list[dict[str, Any]], job: Job, staleness: int) -> dict[str, A
         for name in sorted({name for row in values for name in row if name.startswith("seconds/")})
     }
     found = {
-        "seconds": round(step, 3), "all_seconds": seconds, "parts": parts,
+        "seconds": round(step, 3), "steps": len(kept), "all_seconds": seconds, "parts": parts,
         "generated_tokens_per_second": round(job.generated / step),
     }  # fmt: skip
     if staleness == 0 and parts.get("wait"):

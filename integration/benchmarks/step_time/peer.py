@@ -1,4 +1,5 @@
-"""The same job by TRL's GRPOTrainer with vLLM in its own process: ``peer.py JOB_FOLDER STEPS``; one JSON line at the end.
+"""The same job by TRL's GRPOTrainer with vLLM in its own process: ``peer.py JOB_FOLDER STEPS``; a JSON line after every step that
+counts, of all steps so far.
 
 The folder holds job.json, model/ and prompts.jsonl, as run.py writes them. Needs trl, datasets, vllm and a GPU.
 """
@@ -17,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent / "rewards"))
 def main(folder: Path, steps: int) -> None:
     import torch
     from datasets import Dataset
+    from figures import SKIPPED
     from step_time_reward import value
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -37,11 +39,26 @@ def main(folder: Path, steps: int) -> None:
             found = (logs or {}).get("sampling/sampling_logp_difference/mean")
             if found is not None:
                 differences.append(float(found))
+            tell()
 
         @staticmethod
         def _end():
             torch.cuda.synchronize()
             ends.append(time.perf_counter())
+
+    def tell() -> None:
+        seconds = [round(after - before, 3) for before, after in zip(ends, ends[1:], strict=False)]
+        kept = seconds[SKIPPED:]
+        if not kept:
+            return
+        step = statistics.median(kept)
+        figures = {
+            "seconds": step, "steps": len(kept), "all_seconds": seconds,
+            "generated_tokens_per_second": round(rollouts * job["new_tokens"] / step),
+            "train_rollout_logprob_abs_diff/mean": statistics.median(differences) if differences else None,
+            "torch_peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1),
+        }  # fmt: skip
+        print(json.dumps(figures), flush=True)
 
     rollouts = job["groups"] * job["group_size"]
     config = GRPOConfig(
@@ -60,16 +77,6 @@ def main(folder: Path, steps: int) -> None:
         callbacks=[Watch()],
     )
     trainer.train()
-    seconds = [round(after - before, 3) for before, after in zip(ends, ends[1:], strict=False)]
-    step = statistics.median(seconds[2:] or seconds)
-    figures = {
-        "seconds": step,
-        "all_seconds": seconds,
-        "generated_tokens_per_second": round(rollouts * job["new_tokens"] / step),
-        "train_rollout_logprob_abs_diff/mean": statistics.median(differences) if differences else None,
-        "torch_peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1),
-    }
-    print(json.dumps(figures), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from figures import SKIPPED
 from shapes import Job
+from watching import Asked, Limits
 
 HERE = Path(__file__).parent
 _SHM = Path("/dev/shm")
-_STOP_SECONDS = 30
 
 
 def recipe(job: Job, name: str, folder: Path, staleness: int, gpus: int, tiny: bool) -> dict[str, Any]:
@@ -77,11 +79,14 @@ def _weights(job: Job) -> dict[str, Any]:
     return {"transport": "file", "root": "${run}/weights"}
 
 
-def run(values: dict[str, Any], folder: Path, steps: int, limit: float) -> Path:
-    """Runs a recipe until it has reported so many steps, then interrupts it; answers the run's folder.
+@contextlib.contextmanager
+def running(values: dict[str, Any], folder: Path, steps: int, limits: Limits, asked: Asked) -> Iterator[tuple[Path, str]]:
+    """Runs a recipe until it has reported so many steps: the run's folder, and why it waits no longer when steps lack.
+
+    It is interrupted after the block, so that what was measured can be told before.
 
     Raises:
-        RuntimeError: it ended before, or the time is over; holds the last lines of the stages' logs.
+        RuntimeError: it ended by itself, or too few steps are there to count any; holds the last lines of the stages' logs.
     """
     from vime_launch import toml
 
@@ -90,29 +95,17 @@ def run(values: dict[str, Any], folder: Path, steps: int, limit: float) -> Path:
     path = folder / f"{values['name']}.toml"
     path.write_text(toml.dumps(values))
     command = [sys.executable, "-m", "vime_launch", "run", str(path)]
-    end = time.monotonic() + limit
-    with (folder / f"{values['name']}.log").open("w") as log:
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context((folder / f"{values['name']}.log").open("w"))
         # Ctrl-C of a terminal reaches this script alone, which then interrupts the launcher.
-        launcher = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-        try:
-            while len(rows(runs)) < steps:
-                fault = ""
-                if launcher.poll() is not None:
-                    fault = f"the launcher ended with {launcher.returncode}"
-                elif time.monotonic() > end:
-                    fault = f"{len(rows(runs))} of {steps} steps in {limit:g} s"
-                if fault:
-                    raise RuntimeError(f"{values['name']}: {fault}\n{_tails(runs, log.name)}")
-                time.sleep(0.2)
-        finally:
-            if launcher.poll() is None:
-                launcher.send_signal(signal.SIGINT)
-                try:
-                    launcher.wait(_STOP_SECONDS)
-                except subprocess.TimeoutExpired:
-                    launcher.kill()
-                    launcher.wait()
-    return runs
+        launcher = asked.running(command, signal.SIGINT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        process = stack.enter_context(launcher)
+        ended = asked.watch(process, lambda: len(rows(runs)), steps, limits)
+        found = len(rows(runs))
+        if ended == "exit" or found <= SKIPPED:
+            fault = f"the launcher ended with {process.returncode}" if ended == "exit" else ended
+            raise RuntimeError(f"{values['name']}: {found} of {steps} steps: {fault}\n{_tails(runs, log.name)}")
+        yield runs, ended
 
 
 def rows(runs: Path) -> list[dict[str, Any]]:
