@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from vime_trainer import models
 from vime_trainer.checkpoint._models import Trained, layouts_of
 from vime_trainer.fused import switches
-from vime_trainer.megatron import _transformer_engine
+from vime_trainer.megatron import _build, _transformer_engine
 from vime_trainer.megatron._transformer_engine import keeps_experts, wants_transformer_engine, why_missing
 from vime_trainer.models import PerExpert, Place, stored_key, table_name, table_weights
 from vime_trainer.policy import Policy
@@ -121,17 +121,33 @@ def test_checkpoints_keep_the_names_that_they_had(moe_folder):
 
 @pytest.mark.parametrize("choice", ["auto", "off"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_is_not_looked_for_without_a_gpu(choice, dtype):
-    assert not wants_transformer_engine(choice, dtype, gpu=False)
+@pytest.mark.parametrize("experts", [False, True])
+def test_it_is_not_looked_for_without_a_gpu(choice, dtype, experts):
+    assert not wants_transformer_engine(choice, dtype, experts, gpu=False)
 
 
-def test_float32_models_are_left_to_exact_products():
-    assert not wants_transformer_engine("auto", torch.float32, gpu=True)
+@pytest.mark.parametrize(("dtype", "experts"), [("float32", False), ("bfloat16", True), ("bfloat16", False)])
+def test_auto_takes_it_for_bfloat16_without_experts_and_on_for_all(dtype, experts, monkeypatch):
+    monkeypatch.setattr(_transformer_engine, "why_missing", lambda: None)
+    takes = {
+        choice: wants_transformer_engine(choice, getattr(torch, dtype), experts, gpu=True)
+        for choice in ("auto", "on", "off")
+    }
+    assert takes == {"auto": dtype == "bfloat16" and not experts, "on": True, "off": False}
+
+
+def test_what_a_model_is_made_of_follows_from_its_own_experts(dense_folder, moe_folder, monkeypatch):
+    asked = []
+    monkeypatch.setattr(_build, "wants_transformer_engine", lambda *given: bool(asked.append(given)))
+    for folder in (dense_folder, moe_folder):
+        Policy.from_hf(folder)
+    gpu = torch.cuda.is_available()
+    assert asked == [("auto", torch.float32, experts, gpu) for experts in (False, True)]
 
 
 def test_a_wrong_value_is_refused():
     with pytest.raises(ValueError, match=r"transformer_engine: unknown .*'om'; valid: auto, off, on"):
-        wants_transformer_engine("om", torch.bfloat16, gpu=True)
+        wants_transformer_engine("om", torch.bfloat16, experts=False, gpu=True)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -143,15 +159,16 @@ def test_on_is_refused_without_a_gpu(dense_folder):
 @pytest.mark.skipif(why_missing() is None, reason="it is installed")
 def test_on_names_what_is_missing():
     with pytest.raises(ValueError, match=r'transformer_engine: "on" needs the package transformer-engine\[pytorch\]'):
-        wants_transformer_engine("on", torch.bfloat16, gpu=True)
+        wants_transformer_engine("on", torch.bfloat16, experts=False, gpu=True)
 
 
 def test_auto_says_so_when_what_is_installed_does_not_load(monkeypatch):
     monkeypatch.setattr(_transformer_engine, "why_missing", lambda: "libcublas.so.13: cannot open shared object file")
     with pytest.warns(RuntimeWarning, match=r"transformer_engine: not used although installed: libcublas"):
-        assert not wants_transformer_engine("auto", torch.bfloat16, gpu=True)
+        assert not wants_transformer_engine("auto", torch.bfloat16, experts=False, gpu=True)
+    assert not wants_transformer_engine("auto", torch.bfloat16, experts=True, gpu=True)
     monkeypatch.setattr(_transformer_engine, "why_missing", lambda: "No module named 'transformer_engine'")
-    assert not wants_transformer_engine("auto", torch.bfloat16, gpu=True)
+    assert not wants_transformer_engine("auto", torch.bfloat16, experts=False, gpu=True)
 
 
 def test_runs_have_the_key(tmp_path):

@@ -40,7 +40,7 @@ def build_chunks(
         ValueError: a layout that does not fit the model, or Transformer Engine asked for where it cannot be used; names
             the field.
     """
-    te = wants_transformer_engine(transformer_engine, dtype, torch.cuda.is_available())
+    te = wants_transformer_engine(transformer_engine, dtype, bool(arch.moe_layers), torch.cuda.is_available())
     here = _parallel.parallel()
     here.config.split_layers(arch.layers)
     check_place(arch, here.place)

@@ -18,15 +18,16 @@ __all__ = ["TransformerEngine", "block_spec", "keeps_experts", "wants_transforme
 TransformerEngine = Literal["auto", "on", "off"]
 
 
-def wants_transformer_engine(choice: TransformerEngine, dtype: torch.dtype, gpu: bool) -> bool:
-    """Whether models of this process are built from Transformer Engine's layers.
+def wants_transformer_engine(choice: TransformerEngine, dtype: torch.dtype, experts: bool, gpu: bool) -> bool:
+    """Whether a model of this process is built from Transformer Engine's layers.
 
-    "auto" takes it for bfloat16 on a GPU where it can be imported: its matrix products of float32 are computed in TF32,
-    which is not what a float32 model is for.
+    "auto" takes it for bfloat16 models without experts, on a GPU where it can be imported: with experts it was not faster
+    than the local layers, and its matrix products of float32 are computed in TF32, which is not what a float32 model is for.
 
     Args:
         choice: the key `transformer_engine` of a run.
         dtype: of weights and activations.
+        experts: whether any layer of the model has routed experts.
         gpu: whether this process has one.
 
     Raises:
@@ -34,7 +35,7 @@ def wants_transformer_engine(choice: TransformerEngine, dtype: torch.dtype, gpu:
     """
     if choice not in ("auto", "on", "off"):
         raise ValueError(f"transformer_engine: {nearest(choice, ['auto', 'on', 'off'])}")
-    if choice == "off" or (choice == "auto" and (not gpu or dtype != torch.bfloat16)):
+    if choice == "off" or (choice == "auto" and (experts or not gpu or dtype != torch.bfloat16)):
         return False
     if not gpu:
         raise ValueError('transformer_engine: "on" needs a GPU, and this process has none; valid here: "auto", "off"')

@@ -46,8 +46,8 @@ class Policy(Transformer):
             recompute: keep only each layer's input for the backward pass.
             replay: make the routers replay routes that a batch brings.
             parallel: how it is spread over ranks; default as `megatron.parallel` says.
-            transformer_engine: whether its layers are used: "auto" where it is installed, for bfloat16 on a GPU; "on" or
-                "off".
+            transformer_engine: whether its layers are used: "auto" where it is installed, for bfloat16 models without
+                experts on a GPU; "on" or "off".
 
         Raises:
             FileNotFoundError: no config.json or no safetensors file.

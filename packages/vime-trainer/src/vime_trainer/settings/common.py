@@ -15,5 +15,5 @@ Ranks = Annotated[
 
 TransformerEngineUse = Annotated[
     Literal["auto", "on", "off"],
-    Field(description="its layers: auto uses them where it is installed, for bfloat16 on a GPU"),
+    Field(description="its layers: auto uses them where it is installed, for bfloat16 models without experts on a GPU"),
 ]
