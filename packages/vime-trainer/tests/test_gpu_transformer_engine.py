@@ -31,6 +31,9 @@ pytestmark = [
 
 LENGTHS = (11, 11, 5, 40, 1, 2)
 HEAT = [1.0, 0.7, 1.0, 1.3, 1.0, 1.0]
+ROUNDING = 0.02
+"""Most that log-probs of two bfloat16 computations differ in the mean which round at other places: an H200 gave 0.0065, and nothing
+where it ran the same products, which other GPUs need not do."""
 BARRED = "NVIDIA_TF32_OVERRIDE"
 """At 0, read once a process, NVIDIA's libraries multiply float32 in float32 whatever they are asked for."""
 
@@ -127,8 +130,8 @@ def test_bfloat16_is_as_close_to_float32_as_the_local_layers_are(folder):
         off = (local - exact).abs()
         print(f"local log-probs from float32: mean {off.mean():.4g} max {off.max():.4g}; {attention()}")
         see.below("log-probs from float32", (theirs - exact).abs().mean(), 1.5 * off.mean() + 0.005)
-        see.below("log-probs from local", (theirs - local).abs().mean(), 0.06)
-        bounds = {name: 2 * error + 0.05 for name, error in allowed.items()}
+        see.below("log-probs from local", (theirs - local).abs().mean(), ROUNDING)
+        bounds = {name: 2 * error + 0.03 for name, error in allowed.items()}
         see.all_below("gradient", errors(their_grads, exact_grads), bounds)
 
 
@@ -137,7 +140,8 @@ def test_bfloat16_routes_itself_as_the_local_layers_do(moe):
     local, _ = passes(load(moe, "bfloat16", "off"), batch)
     theirs, _ = passes(load(moe, "bfloat16", "on"), batch)
     with Figures() as see:
-        see.below("log-probs", (theirs - local).abs().mean(), 0.06)
+        # A token that goes elsewhere adds to it.
+        see.below("log-probs", (theirs - local).abs().mean(), 1.5 * ROUNDING)
 
 
 def test_float32_is_off_by_tf32_alone(some):
@@ -145,8 +149,8 @@ def test_float32_is_off_by_tf32_alone(some):
     exact, exact_grads = passes(load(some, "float32", "off"), batch)
     theirs, their_grads = passes(load(some, "float32", "on"), batch)
     with Figures() as see:
-        see.below("log-probs", (theirs - exact).abs().mean(), 0.01)
-        see.all_below("gradient", errors(their_grads, exact_grads), 0.05)
+        see.below("log-probs", (theirs - exact).abs().mean(), 2.5e-3)
+        see.all_below("gradient", errors(their_grads, exact_grads), 0.01)
 
 
 @pytest.mark.skipif(os.environ.get(BARRED) != "0", reason="run in a process of its own by the next test")
@@ -155,8 +159,8 @@ def test_exact_float32_equals_the_local_layers(folder):
     exact, exact_grads = passes(load(folder, "float32", "off"), batch)
     theirs, their_grads = passes(load(folder, "float32", "on"), batch)
     with Figures() as see:
-        see.below("log-probs", (theirs - exact).abs().max(), 5e-5)
-        see.all_below("gradient", errors(their_grads, exact_grads), 5e-4)
+        see.below("log-probs", (theirs - exact).abs().max(), 6e-6)
+        see.all_below("gradient", errors(their_grads, exact_grads), 1e-5)
 
 
 @pytest.mark.skipif(os.environ.get(BARRED) == "0", reason="this is that process")
@@ -173,7 +177,7 @@ def test_sequences_do_not_see_one_another(some):
     together = policy(pack(rows())).logprobs.detach().cpu()
     alone = torch.cat([policy(pack([row])).logprobs.detach().cpu() for row in rows()])
     with Figures() as see:
-        see.below("log-probs", (together - alone).abs().mean(), 0.02)
+        see.below("log-probs", (together - alone).abs().mean(), ROUNDING)
 
 
 def test_padded_batches_give_the_same(some):
@@ -181,7 +185,7 @@ def test_padded_batches_give_the_same(some):
     packed = load(some, "bfloat16", "on")(batch).logprobs.detach().cpu()
     padded = load(some, "bfloat16", "on", layout="padded")(batch).logprobs.detach().cpu()
     with Figures() as see:
-        see.below("log-probs", (packed - padded).abs().mean(), 0.02)
+        see.below("log-probs", (packed - padded).abs().mean(), ROUNDING)
 
 
 @pytest.mark.parametrize("name", ["rope", "swiglu", "dispatch", "experts"])
@@ -192,8 +196,8 @@ def test_our_own_kernels_change_nothing(some, name, monkeypatch):
     monkeypatch.setattr(switches, name, False)
     plain, plain_grads = passes(load(some, "bfloat16", "on"), batch)
     with Figures() as see:
-        see.below("log-probs", (fast - plain).abs().mean(), 0.05)
-        see.all_below("gradient", errors(grads, plain_grads), 0.3)
+        see.below("log-probs", (fast - plain).abs().mean(), ROUNDING)
+        see.all_below("gradient", errors(grads, plain_grads), 0.1)
 
 
 def test_recompute_gives_the_same_gradient_with_replay(some):
@@ -201,8 +205,9 @@ def test_recompute_gives_the_same_gradient_with_replay(some):
     plain, grads = passes(load(some, "bfloat16", "on"), batch)
     again, regrads = passes(load(some, "bfloat16", "on", recompute=True), batch)
     with Figures() as see:
-        see.below("log-probs", (plain - again).abs().max(), 1e-2)
-        see.all_below("gradient", errors(regrads, grads), 0.02)
+        # Nothing on an H200; kernels that add in any order may differ.
+        see.below("log-probs", (plain - again).abs().max(), 1e-3)
+        see.all_below("gradient", errors(regrads, grads), 5e-3)
 
 
 def test_replayed_routes_are_used(moe):
@@ -254,7 +259,7 @@ def test_checkpoints_serve_both(some, tmp_path, saved, restored, distributed, mo
         found = train(other, again, 5)
         apart = {f"step {number}": abs(a / b - 1) for number, (a, b) in enumerate(zip(found, rest, strict=True))}
         see.all_below("loss", apart, 0.03)
-        see.below("loss after 15 steps", rest[-1], 0.8 * first[0])
+        see.below("loss after 15 steps", rest[-1], 0.5 * first[0])
 
 
 def test_values_of_a_critic(some):
@@ -265,4 +270,4 @@ def test_values_of_a_critic(some):
     ]
     local, theirs = (model(batch).values.detach() for model in models_)
     with Figures() as see:
-        see.below("values", (theirs - local).abs().mean(), 0.1 * local.abs().mean() + 0.01)
+        see.below("values", (theirs - local).abs().mean(), 0.03 * local.abs().mean() + 0.005)

@@ -39,8 +39,8 @@ CASES = [
     Case("critic-tp2", "tied", {"tensor": 2}, policy=TE, critic=True),
 ]
 RANKS = 2
-LOSS, NORM = 0.05, 0.05
-"""Most that a loss and a gradient norm are off, relative to theirs, plus 0.01."""
+LOSS, NORM = 0.03, 0.04
+"""Most that a loss and a gradient norm are off, relative to theirs, plus 0.01; two H200 gave a third of it at most."""
 
 
 PATIENCE = 180.0
@@ -102,10 +102,10 @@ def test_layouts_equal_one_process(case, found):
             largest.setdefault(kind, {})[f"{name} of rank {rank}"] = float(off.mean())
             names.add(name)
     with Figures() as see:
-        for kind, bound in (("logprobs", 0.05), ("entropy", 0.05), ("loss", LOSS), ("norm", NORM)):
+        for kind, bound in (("logprobs", 0.05), ("entropy", 0.005), ("loss", LOSS), ("norm", NORM)):
             see.all_below("off by", largest[kind], bound)
         # Two steps of 1e-2 at most, on weights of 0.15.
-        see.all_below("off by", largest["hf"], 4e-3)
+        see.all_below("off by", largest["hf"], 3e-3)
         see.equal("names", names, want.keys())
 
 
