@@ -258,7 +258,7 @@ def test_checkpoints_serve_both(some, tmp_path, saved, restored, distributed, mo
         rest = train(policy, optimizer, 5)
         found = train(other, again, 5)
         apart = {f"step {number}": abs(a / b - 1) for number, (a, b) in enumerate(zip(found, rest, strict=True))}
-        see.all_below("loss", apart, 0.03)
+        see.all_below("loss", apart, 0.045)
         see.below("loss after 15 steps", rest[-1], 0.5 * first[0])
 
 
