@@ -1,5 +1,8 @@
 """What a replayed router answers: the gates of 2510.11370, equation by equation."""
 
+import contextlib
+
+import numpy as np
 import pytest
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -118,3 +121,14 @@ def test_holes_have_the_choice_and_gradient_of_the_model_alone(settings):
     for one, other, own in zip(*ways, alone, strict=True):
         assert torch.equal(one, other) and torch.equal(one[hole], own[hole])
     assert torch.equal(ways[0][1][~hole], torch.zeros(50, 8, dtype=torch.bool).scatter(1, ids[:, 0], True)[~hole])
+
+
+def test_routes_are_copied_on_the_host_whatever_the_default_device_is():
+    model = Alone(num_moe_experts=4)
+    ids, valid = np.array([[[1, 3]], [[9, 9]]], dtype=np.uint8), np.array([True, False])
+    logits = torch.tensor([[2.0, 1.0, 0.5, 1.9]] * 2)
+    with contextlib.ExitStack() as stack:
+        with torch.device("meta"):
+            stack.enter_context(attach(model).use(ids, valid))
+        _, chosen = model(logits)
+    assert chosen.tolist() == [[False, True, False, True], [True, False, False, True]]

@@ -222,7 +222,8 @@ def _mask(name: str, given: np.ndarray | torch.Tensor, tokens: int, pinned: bool
 
 
 def _copied(given: np.ndarray, kind: torch.dtype, pinned: bool) -> torch.Tensor:
-    copy = torch.empty(given.shape, dtype=kind, pin_memory=pinned)
+    # Named, since a program may have another default device.
+    copy = torch.empty(given.shape, dtype=kind, device="cpu", pin_memory=pinned)
     np.copyto(copy.numpy(), given, casting="unsafe")
     return copy
 

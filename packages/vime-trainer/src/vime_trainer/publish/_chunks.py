@@ -55,7 +55,8 @@ def host_bytes(chunk: list[Named]) -> memoryview:
         return _flat(tensors[0]).numpy().data
     total = sum(map(nbytes, tensors))
     devices = {tensor.device for tensor in tensors if tensor.is_cuda}
-    host = torch.empty(total, dtype=torch.uint8, pin_memory=bool(devices) and total <= _MOST_PINNED)
+    pinned = bool(devices) and total <= _MOST_PINNED
+    host = torch.empty(total, dtype=torch.uint8, device="cpu", pin_memory=pinned)
     at = 0
     for tensor in tensors:
         host[at : at + nbytes(tensor)].copy_(_flat(tensor), non_blocking=True)
