@@ -122,7 +122,7 @@ def test_the_next_save_waits_and_one_copy_is_held(tmp_path, gate):
     assert saver.host_bytes == 4 * (3 * params + counts) + random
 
 
-def test_a_failure_is_raised_at_the_next_step_and_the_earlier_checkpoint_stays(tmp_path, gate):
+def test_a_failure_is_raised_at_the_next_step_and_the_earlier_checkpoint_stays(tmp_path, gate, caplog):
     whole = whole_model(3)
     trained, saver = make(whole, Cut(), 0), Saver(tmp_path, asynchronous=True)
     saver.save({"policy": trained}, RunState(1))
@@ -130,6 +130,8 @@ def test_a_failure_is_raised_at_the_next_step_and_the_earlier_checkpoint_stays(t
     gate.failure = OSError(28, "No space left on device")
     saved = saver.save({"policy": trained}, RunState(2))
     assert isinstance(saved.exception(TIMEOUT), CheckpointError)
+    # Said even where nobody asks for the outcome any more.
+    assert "the checkpoint of step 2 failed" in caplog.text and "No space left on device" in caplog.text
     with pytest.raises(CheckpointError, match="No space left on device"):
         saver.check()
     saver.check()

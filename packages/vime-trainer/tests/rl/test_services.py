@@ -207,6 +207,17 @@ def test_a_reader_who_comes_after_the_last_step_gets_every_figure(tmp_path):
     assert run_.result == "finished"
 
 
+def test_who_waits_for_a_reader_still_ends_when_asked():
+    status, interrupt = RunStatus(), threading.Event()
+    assert status.wait_read(60, interrupt)
+    status.record(1, 0.0, {"loss": 1.0})
+    begin = time.monotonic()
+    asked = threading.Timer(0.05, interrupt.set)
+    asked.start()
+    assert not status.wait_read(60, interrupt) and time.monotonic() - begin < 50
+    asked.join()
+
+
 def test_imports_that_cannot_be_read_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="import_batches"):
         run(import_settings(tmp_path / "nothing", tmp_path / "o"))

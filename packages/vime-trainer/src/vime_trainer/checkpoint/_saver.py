@@ -114,6 +114,8 @@ class Saver:
         try:
             path = commit(self._root, step, snapshot, self._keep, self._ranks)
         except BaseException as error:
+            # Said at once: in a process that was asked to end meanwhile nobody asks for the outcome any more.
+            log.error("the checkpoint of step %d failed: %s", step, error)
             future.set_exception(error)
             return
         log.info("%s written in %.1f s", path, time.perf_counter() - start)

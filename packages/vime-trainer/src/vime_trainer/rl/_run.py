@@ -85,9 +85,8 @@ def train(
         team.end(reason, failed=False)
         status.set(trainer.TRAINER_STATE_FINISHED, reason=reason)
         _dismiss(status)
-        if not interrupt.is_set():
-            # A run can be over before whoever waited for its address has come for its metrics.
-            status.wait_read(settings.metrics_wait_seconds)
+        # A run can be over before whoever waited for its address has come for its metrics.
+        status.wait_read(settings.metrics_wait_seconds, interrupt)
         return reason
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -149,9 +150,18 @@ class RunStatus:
         """A reader has everything, up to the end of the run."""
         self._all_read.set()
 
-    def wait_read(self, seconds: float) -> bool:
-        """Waits until a reader has everything; False when none has after `seconds`. True at once when there is nothing to read."""
-        return not self.recorded or self._all_read.wait(seconds)
+    def wait_read(self, seconds: float, interrupt: threading.Event) -> bool:
+        """Waits until a reader has everything; True at once when there is nothing to read.
+
+        False when none has after `seconds`, or once `interrupt` is set.
+        """
+        end = time.monotonic() + seconds
+        while self.recorded and not self._all_read.is_set():
+            left = end - time.monotonic()
+            if left <= 0 or interrupt.is_set():
+                return False
+            self._all_read.wait(min(left, 0.1))
+        return True
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Calls `listener` from any thread after each change; returns what ends that."""
