@@ -62,7 +62,8 @@ def on_gpu(name: str, *arguments: str) -> Iterator[EngineProcess]:
     """An engine of a model that exists, in bfloat16; it becomes ready while others start."""
     folder, *flags = arguments
     with tempfile.TemporaryDirectory() as root:
-        flags = ["--dtype", "bfloat16", "--vllm.gpu_memory_utilization", "0.25", "--vllm.kv_cache_memory_bytes", str(_CACHE), *flags]
+        memory = ["--vllm.gpu_memory_utilization", "0.25", "--vllm.kv_cache_memory_bytes", str(_CACHE)]
+        flags = ["--dtype", "bfloat16", *memory, *flags]
         engine = EngineProcess(Path(folder), Path(root) / name, *flags, wait=False)
         try:
             yield engine

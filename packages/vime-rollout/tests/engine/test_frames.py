@@ -29,6 +29,15 @@ def test_every_request_gets_its_own_rows_back(rows, dtype):
             assert after.dtype == before.dtype and np.array_equal(after, before) and not np.shares_memory(after, frame)
 
 
+@pytest.mark.parametrize("counts", [(1, 1, 1, 1), (1, 0, 2, 1), (2, 2, 2, 2), (0, 0, 3, 0)])
+def test_rows_are_taken_as_they_would_be_joined(counts):
+    (ids,) = routes(9)
+    ends = [7, 3, 9, 5]
+    parts = [ids[end - count : end] if count else None for end, count in zip(ends, counts, strict=True)]
+    assert np.array_equal(_frames.take(NAMES, ids, ends, counts), _frames.join(NAMES, parts))
+    assert _frames.take(NAMES, ids, ends, [0] * 4) is None
+
+
 def test_without_routes_there_is_no_frame():
     assert _frames.join(NAMES, routes(None, None, None, None)) is None
     assert not _frames.is_frame(None) and not any(map(_frames.is_frame, routes(1, 2)))
@@ -80,7 +89,9 @@ def test_vllms_front_end_sees_what_the_scheduler_packed():
     assert _scheduler.is_known()
     size = envs.VLLM_V1_OUTPUT_PROC_CHUNK_SIZE
     given = routes(*[1] * (size + 3))
-    outputs = [types.SimpleNamespace(request_id=str(n), routed_experts=one, new_logprobs=None) for n, one in enumerate(given)]
+    outputs = [
+        types.SimpleNamespace(request_id=str(n), routed_experts=one, new_logprobs=None) for n, one in enumerate(given)
+    ]
     _scheduler._pack(outputs)
     assert [n for n, one in enumerate(outputs) if one.routed_experts is not None] == [0, size]
     seen = []

@@ -1,4 +1,7 @@
-"""vLLM's schedulers with joined routes and log-probs against its own, step by step: chunked prompts, shared prefixes, preemption, aborts."""
+"""vLLM's schedulers with joined routes and log-probs against its own, step by step.
+
+Prompts in chunks, shared prefixes, preemption, aborts.
+"""
 
 import models
 import numpy as np
@@ -29,7 +32,9 @@ def logprobs(rng, rows):
     from vllm.v1.outputs import LogprobsLists
 
     values = rng.standard_normal((rows, 2)).astype(np.float32)
-    return LogprobsLists(rng.integers(0, 60, (rows, 2)).astype(np.int32), values, rng.integers(0, 9, rows).astype(np.int32))
+    return LogprobsLists(
+        rng.integers(0, 60, (rows, 2)).astype(np.int32), values, rng.integers(0, 9, rows).astype(np.int32)
+    )
 
 
 def run(one, ahead, unpack, capture):
@@ -52,7 +57,10 @@ def run(one, ahead, unpack, capture):
         if len(queue) > ahead or (queue and not scheduled.total_num_scheduled_tokens):
             for outputs in one.update_from_output(*queue.pop(0)).values():
                 unpack(outputs.outputs)
-                said += [(o.request_id, o.new_token_ids, o.finish_reason, o.routed_experts, o.new_logprobs) for o in outputs.outputs]
+                said += [
+                    (o.request_id, o.new_token_ids, o.finish_reason, o.routed_experts, o.new_logprobs)
+                    for o in outputs.outputs
+                ]
         if not (waiting or queue or one.requests):
             break
     assert not one.requests
@@ -72,7 +80,8 @@ def test_each_request_gets_what_vllm_alone_would_give_it(tmp_path, ahead, captur
     own, joined = (
         (AsyncScheduler, _scheduler.JoinedAsyncScheduler) if ahead else (Scheduler, _scheduler.JoinedScheduler)
     )
-    expected, preempted = run(schedulers.make(own, folder, 24, capture=capture), ahead, lambda outputs: None, capture)
+    theirs = schedulers.make(own, folder, 24, capture=capture)
+    expected, preempted = run(theirs, ahead, lambda outputs: None, capture)
     arrays = []
 
     def unpack(outputs):
@@ -80,7 +89,12 @@ def test_each_request_gets_what_vllm_alone_would_give_it(tmp_path, ahead, captur
             arrays.append(sum(getattr(one, name) is not None for one in outputs))
         _scheduler._unpack(outputs)
 
-    found, _ = run(schedulers.make(joined, folder, 24, capture=capture), ahead, unpack, capture)
+    one, steady = schedulers.make(joined, folder, 24, capture=capture), []
+    ask = one._is_steady
+    one._is_steady = lambda scheduled: steady.append(ask(scheduled)) or steady[-1]
+    found, _ = run(one, ahead, unpack, capture)
+    assert len(set(steady)) == 2 * capture
+    assert not capture or one._re_block_ids.keys() <= theirs._re_block_ids.keys()
     assert preempted and max(arrays) == 1 and len(expected) == len(found) > 100
     assert any(one[-1] is not None for one in expected) and any(one[-1] is None for one in expected)
     for (*before, rows, values), (*after, got, read) in zip(expected, found, strict=True):

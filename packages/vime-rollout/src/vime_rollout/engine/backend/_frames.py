@@ -1,8 +1,8 @@
 """Routes and log-probs of several requests as one array each, which cross vLLM's processes far cheaper than arrays a request.
 
-A frame of routes is uint8 [bytes]: six int32 words (a mark, requests, layers, top_k, bytes of an id, CRC-32 of the request ids), the rows of
-each request as int32 (-1: it has none), and the ids of all of them, one request after the other. Joined log-probs are vLLM's three arrays, rows of one request
-after the other, and a list of ints: the CRC-32, then each request's rows.
+A frame of routes is uint8 [bytes]: six int32 words (a mark, requests, layers, top_k, bytes of an id, CRC-32 of the request ids),
+the rows of each request as int32 (-1: it has none), and the ids of all of them, one request after the other. Joined log-probs are
+vLLM's three arrays, rows of one request after the other, and a list of ints: the CRC-32, then each request's rows.
 """
 
 from __future__ import annotations
@@ -23,17 +23,33 @@ def join(requests: Sequence[str], routes: Sequence[np.ndarray | None]) -> np.nda
     present = [one for one in routes if one is not None]
     if not present:
         return None
-    _, layers, top_k = present[0].shape
-    dtype = present[0].dtype
-    counts = [-1 if one is None else len(one) for one in routes]
-    rows = sum(map(len, present))
+    frame, ids = _frame(requests, [-1 if one is None else len(one) for one in routes], present[0])
+    np.concatenate(present, out=ids)
+    return frame
+
+
+def take(requests: Sequence[str], ids: np.ndarray, ends: Sequence[int], counts: Sequence[int]) -> np.ndarray | None:
+    """What ``join`` makes of the last ``counts`` rows before ``ends`` of ``ids``; who has 0 rows has no routes."""
+    if not any(counts):
+        return None
+    frame, target = _frame(requests, [count or -1 for count in counts], ids)
+    rows = np.array(ends) - 1
+    if len(target) != len(counts) or min(counts) != 1:
+        rows = np.concatenate([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])
+    ids.take(rows, axis=0, out=target)
+    return frame
+
+
+def _frame(requests: Sequence[str], counts: Sequence[int], like: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A frame without its ids, and the place for them: ``[rows, layers, top_k]`` of the type of ``like``."""
+    (_, layers, top_k), dtype = like.shape, like.dtype
+    rows = sum(count for count in counts if count > 0)
     start = 4 * (_WORDS + len(counts))
     frame = np.empty(start + rows * layers * top_k * dtype.itemsize, dtype=np.uint8)
     words = frame[:start].view(np.int32)
     words[:_WORDS] = (_MARK, len(counts), layers, top_k, dtype.itemsize, _digest(requests))
     words[_WORDS:] = counts
-    np.concatenate(present, out=frame[start:].view(dtype).reshape(rows, layers, top_k))
-    return frame
+    return frame, frame[start:].view(dtype).reshape(rows, layers, top_k)
 
 
 def split(requests: Sequence[str], frame: np.ndarray) -> list[np.ndarray | None]:

@@ -1,9 +1,9 @@
 """vLLM's scheduler with cheaper log-probs and route capture, and what takes both apart again in the front end.
 
 vLLM hands a step's log-probs on as three arrays for every request, and its routes as a fourth. Each of them is packed, sent (from
-256 bytes on as a message part of its own) and unpacked: a fifth of all that its front end does, and more than all else of the capture
-together. And before every step it lists the KV cache blocks of every request whose routes are captured, though it reads that list
-only at a request's first token: time that grows with the square of the length.
+256 bytes on as a message part of its own) and unpacked: a fifth of all that its front end does, and more than all else of the
+capture together. And before every step it lists the KV cache blocks of every request whose routes are captured, though it reads
+that list only at a request's first token: time that grows with the square of the length.
 
 Which values there are, and when, stays vLLM's own work: only how they travel changes.
 """
@@ -11,9 +11,10 @@ Which values there are, and when, stays vLLM's own work: only how they travel ch
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from vllm import envs
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -43,15 +44,37 @@ class _Joined:
                 self._re_block_ids[request_id] = self.kv_cache_manager.get_block_ids(request_id)[group]
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        routed = model_runner_output.routed_experts
+        routed, steady = model_runner_output.routed_experts, False
         if routed is not None:
             # Once, not for the slots and for the requests again.
             narrow = routed.routing_data.astype(self.routed_experts_mgr.routed_experts_by_slot.dtype)
-            model_runner_output.routed_experts = routed._replace(routing_data=narrow)
+            steady = self._is_steady(scheduler_output)
+            if steady:
+                # No request needs more than this step's rows: they go from one array into another, past the requests.
+                self.routed_experts_mgr.store_batch(narrow, routed.slot_mapping)
+                model_runner_output.routed_experts = None
+            else:
+                model_runner_output.routed_experts = routed._replace(routing_data=narrow)
         answer = super().update_from_output(scheduler_output, model_runner_output)
         for one in answer.values():
+            if steady:
+                _pack_rows(one.outputs, narrow, _ends(scheduler_output, model_runner_output))
             _pack(one.outputs)
         return answer
+
+    def _is_steady(self, scheduler_output: Any) -> bool:
+        """Whether all requests of a step have tokens, and none guesses more: vLLM then takes each one's last rows."""
+        if scheduler_output.scheduled_spec_decode_tokens:
+            return False
+        scheduled = scheduler_output.num_scheduled_tokens
+        for request_id in scheduled:
+            request = self.requests.get(request_id)
+            if request is not None and not request.num_output_tokens:
+                return False
+        if self._re_block_ids:
+            for request_id in scheduled:
+                self._re_block_ids.pop(request_id, None)
+        return True
 
 
 class JoinedScheduler(_Joined, Scheduler):
@@ -97,14 +120,32 @@ def _chunks(outputs: list[Any]) -> Iterator[list[Any]]:
     return (outputs[start : start + size] for start in range(0, len(outputs), size))
 
 
+def _ends(scheduler_output: Any, model_runner_output: Any) -> Mapping[str, int]:
+    """Behind each request's rows of a step, which lie in the order of the worker's batch."""
+    counts, end, found = scheduler_output.num_scheduled_tokens, 0, {}
+    for request_id in model_runner_output.req_ids:
+        end += counts[request_id]
+        found[request_id] = end
+    return found
+
+
+def _pack_rows(outputs: list[Any], ids: np.ndarray, ends: Mapping[str, int]) -> None:
+    """Gives each output the last rows of its request, one for each new token."""
+    for chunk in _chunks(outputs):
+        counts = [len(one.new_token_ids) for one in chunk]
+        requests = [one.request_id for one in chunk]
+        chunk[0].routed_experts = _frames.take(requests, ids, [ends[one] for one in requests], counts)
+
+
 def _pack(outputs: list[Any]) -> None:
     for chunk in _chunks(outputs):
         requests = [one.request_id for one in chunk]
-        routes = _frames.join(requests, [one.routed_experts for one in chunk])
-        if routes is not None:
-            for one in chunk:
-                one.routed_experts = None
-            chunk[0].routed_experts = routes
+        if not _frames.is_frame(chunk[0].routed_experts):
+            routes = _frames.join(requests, [one.routed_experts for one in chunk])
+            if routes is not None:
+                for one in chunk:
+                    one.routed_experts = None
+                chunk[0].routed_experts = routes
         logprobs = _frames.join_logprobs(requests, [one.new_logprobs for one in chunk])
         if logprobs is not None:
             for one in chunk:
