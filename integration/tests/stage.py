@@ -26,7 +26,7 @@ from vime_proto.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 KEYS = {
     "address_file", "exit_with_parent", "server", "run_id", "database", "blobs", "engine_id", "file_root", "worker_id", "output",
     "buffer", "router", "rollout", "engines", "checkpoint", "ready_after", "die_after", "exit_status", "steps", "contract",
-    "stubborn", "child", "weights", "once", "prompts", "max_staleness", "import_batches", "metrics_wait_seconds",
+    "stubborn", "child", "weights", "once", "prompts", "max_staleness", "import_batches", "metrics_wait_seconds", "seed",
 }  # fmt: skip
 
 

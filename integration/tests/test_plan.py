@@ -28,6 +28,7 @@ def test_every_process_is_told_what_the_others_are(tmp_path):
         process.address = f"127.0.0.1:{port + 1}"
     known = {one.name: connect(one, plan) for one in plan}
     assert known["engine-1"]["router"] == "127.0.0.1:2" and known["engine-1"]["engine_id"] == "engine-1"
+    assert [known[name]["seed"] for name in ("engine-0", "engine-1")] == [0, 1]
     assert known["worker-0"]["buffer"] == "127.0.0.1:1" and known["worker-0"]["rollout"] == "127.0.0.1:2"
     assert known["trainer"]["buffer"] == "127.0.0.1:1" and known["trainer"]["router"] == "127.0.0.1:2"
     assert all(config["exit_with_parent"] for config in known.values())

@@ -110,6 +110,9 @@ def _own(process: Process, recipe: Recipe, folder: RunFolder) -> dict[str, Any]:
         config |= {"database": str(folder / "buffer/buffer.db"), "blobs": str(folder / "buffer/blobs")}
     elif process.kind == "engine":
         config |= {"engine_id": process.name, "file_root": str(folder / "weights")}
+        if process.stage.count > 1:
+            # Engines of one seed would draw the same numbers for requests that have no seed of their own.
+            config["seed"] = process.index
     elif process.kind == "worker":
         config["worker_id"] = process.name
     elif process.kind == "trainer":

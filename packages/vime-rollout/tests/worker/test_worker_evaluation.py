@@ -32,7 +32,9 @@ async def test_each_set_has_its_own_parameters_and_training_keeps_the_worker_s(s
 
     rows = [pb.Prompt(prompt_id=f"e{n}", text=f"<bos>{n}+1=", answer=str(n + 1)) for n in range(3)]
     worker = {"max_new_tokens": 16, "temperature": 0.7, "stop": ["\n"], "top_k": 5}
-    one = await stage(script, prompts, evaluations={"short": rows, "long": rows}, sampling=worker)
+    one = await stage(
+        script, prompts, evaluations={"short": rows, "long": rows}, sampling=worker, seeded_requests=False
+    )
     await one.open_run()
     one.worker()
     greedy = pb.SamplingParams(temperature=0.0, max_new_tokens=3, stop=["a", "b"])
@@ -50,6 +52,10 @@ async def test_each_set_has_its_own_parameters_and_training_keeps_the_worker_s(s
     await one.batch()
     training = [r.sampling for r in one.engine.requests if r.sampling.max_new_tokens == 16]
     assert training and all(s.temperature == 0.7 for s in training)
+    # Without seeds of its own training leaves them to the engine; results of evaluations stay comparable.
+    assert not any(s.HasField("seed") for s in training)
+    evaluated = [r.sampling for r in one.engine.requests if r.sampling.max_new_tokens != 16]
+    assert len(evaluated) == 9 and len({s.seed for s in evaluated if s.HasField("seed")}) == 9
 
 
 async def test_a_failed_rollout_is_counted_not_left_out(stage):

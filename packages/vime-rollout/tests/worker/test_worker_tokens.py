@@ -87,6 +87,12 @@ async def test_a_turn_that_is_aborted_goes_on_with_what_is_left_of_its_budget(ge
     validate_sample(sample)
 
 
+async def test_a_turn_without_seeds_leaves_random_numbers_to_the_engine(generate):
+    asked = pb.SamplingParams(temperature=1.0, max_new_tokens=4, seed=7)
+    _, _, engine = await generate(answering([5, 2]), TurnRequest("k", asked, lambda part: None))
+    assert [one.sampling.HasField("seed") for one in engine.requests] == [False] and asked.seed == 7
+
+
 async def test_what_is_there_counts_against_the_limit(generate):
     def half_done(count):
         trajectory = Trajectory(PROMPT)

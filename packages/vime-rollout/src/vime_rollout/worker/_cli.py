@@ -94,6 +94,7 @@ async def run_worker(settings: WorkerSettings, stop: asyncio.Event | None = None
                 settings.add_special_tokens,
                 info.vocab_size or None,
                 info.max_model_len or None,
+                settings.seeded_requests,
             )
             buffer = BufferClient(
                 to_buffer,

@@ -33,7 +33,7 @@ class TurnRequest:
     Attributes:
         key: unique prefix of its request ids within the run.
         sampling: parameters; max_new_tokens is the budget of the whole turn.
-        seed: seed of the n-th request of the turn.
+        seed: seed of the n-th request of the turn; None leaves its random numbers to the engine.
         session_id: groups the turns of a rollout.
         minimum_version: the oldest weights that may answer; None for any.
         routing: whether expert routes are wanted.
@@ -42,7 +42,7 @@ class TurnRequest:
 
     key: str
     sampling: pb.SamplingParams
-    seed: Callable[[int], int]
+    seed: Callable[[int], int | None]
     session_id: str = ""
     minimum_version: common_pb2.PolicyVersion | None = None
     routing: bool = False
@@ -84,7 +84,10 @@ class Generator:
             sampling = pb.SamplingParams()
             sampling.CopyFrom(turn.sampling)
             sampling.max_new_tokens = budget
-            sampling.seed = turn.seed(part)
+            # A seed that came with the parameters would be that of all rollouts of the group.
+            sampling.ClearField("seed")
+            if (seed := turn.seed(part)) is not None:
+                sampling.seed = seed
             if sampling.min_new_tokens:
                 sampling.min_new_tokens = min(max(0, sampling.min_new_tokens - done), budget)
             request = rollout_pb2.GenerateRequest(

@@ -33,6 +33,7 @@ class Prepared:
         messages: the prompt as chat messages; None when it is text or ids.
         sampling: worker's parameters, the prompt's over them, the evaluation's over those.
         seed: of the run.
+        seeded: whether requests of training get seeds; those of evaluations always do.
     """
 
     lease: buffer_pb2.PromptLease
@@ -41,6 +42,7 @@ class Prepared:
     messages: tuple[dict[str, Any], ...] | None
     sampling: pb.SamplingParams
     seed: int
+    seeded: bool = True
 
     @property
     def evaluation(self) -> bool:
@@ -52,8 +54,12 @@ class Prepared:
         return f"{self.lease.lease_id}:{index}"
 
     def seed_of(self, rollout: int, turn: int, part: int) -> int:
-        """Seed of one request."""
+        """What the random numbers of one request follow from."""
         return request_seed(self.seed, self.lease.prompt.prompt_id, self.lease.attempt, rollout, turn, part)
+
+    def sent_seed(self, rollout: int, turn: int, part: int) -> int | None:
+        """The seed that the engine is told; None leaves it to the engine."""
+        return self.seed_of(rollout, turn, part) if self.seeded or self.evaluation else None
 
     def task(self, index: int) -> Task:
         """What an environment is told."""
@@ -80,6 +86,7 @@ class Preparer:
         add_special_tokens: whether text prompts get the tokenizer's special tokens.
         vocab_size: ids must be below it; None skips that.
         max_model_len: a prompt must leave room for one token; None skips that.
+        seeded: whether requests of training get seeds.
     """
 
     def __init__(
@@ -90,10 +97,11 @@ class Preparer:
         add_special_tokens: bool = False,
         vocab_size: int | None = None,
         max_model_len: int | None = None,
+        seeded: bool = True,
     ):
         self._tokenizer = tokenizer
         self._sampling = sampling
-        self._seed = seed
+        self._seed, self._seeded = seed, seeded
         self._vocab_size, self._max_model_len = vocab_size, max_model_len
         self._encode = functools.partial(tokenizer.encode, add_special_tokens=add_special_tokens)
 
@@ -110,7 +118,7 @@ class Preparer:
             ids, text, messages = self._render(prompt)
         except ContractError as error:
             raise RolloutError("prompt", f"prompt {prompt.prompt_id!r}: {error}", False) from error
-        return Prepared(lease, ids, text, messages, sampling, self._seed)
+        return Prepared(lease, ids, text, messages, sampling, self._seed, self._seeded)
 
     def _render(self, prompt: pb.Prompt) -> tuple[np.ndarray, str, tuple[dict[str, Any], ...] | None]:
         kind = prompt.WhichOneof("input")

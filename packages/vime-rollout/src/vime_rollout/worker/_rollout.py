@@ -124,7 +124,7 @@ class RolloutRunner:
         request = TurnRequest(
             key=f"{prepared.rollout_id(index)}:{turn}",
             sampling=prepared.sampling,
-            seed=lambda part: prepared.seed_of(index, turn, part),
+            seed=lambda part: prepared.sent_seed(index, turn, part),
             session_id=prepared.rollout_id(index),
             minimum_version=lease.minimum_version if lease.HasField("minimum_version") else None,
             routing=self._routing,

@@ -43,7 +43,12 @@ class WorkerSettings(Settings):
     rollout: str = Field(description="host:port of the router, or of an engine")
     tokenizer: str = Field(description="folder with tokenizer.json, and tokenizer_config.json for a chat template")
     worker_id: str = Field("worker-0", description="name of this worker; two that run at once need two names")
-    seed: int = Field(0, ge=0, description="seed of the run; every request derives its own from it")
+    seed: int = Field(0, ge=0, description="seed of the run; requests and environments derive theirs from it")
+    seeded_requests: bool = Field(
+        True,
+        description="every request has a seed of its own, so that it draws alike whatever else runs; off leaves training's random "
+        "numbers to the engine: faster on vLLM's V1 runner, not reproducible request by request; evaluations keep seeds",
+    )
     max_groups_in_flight: int = Field(32, ge=1, description="groups generated or scored at once")
     sampling: SamplingSettings = SamplingSettings()
     reward: str = Field("exact", description="name of the default reward")
