@@ -136,11 +136,11 @@ class Pass:
                 f"the router of layer {layer} has {scores.shape[0]} tokens, but {self.ids.shape[0]} rows were given; "
                 "rows must be laid out as this rank's tokens are"
             )
-        ids = self.ids[:, place].long()
+        ids = self.ids[:, place].to(torch.int64, copy=True)
         measure = self.measure and self.forward
         if not measure and by_token and self.holes is not None:
             # They are few: the last tokens of sequences, mostly.
-            ids = ids.index_copy(0, self.holes, live(self.holes)[1])
+            ids.index_copy_(0, self.holes, live(self.holes)[1])
         elif measure or self.valid is not None:
             own = live()[1]
             if measure:
