@@ -110,7 +110,7 @@ def test_print_config_shows_the_whole(tmp_path, jsonl):
     assert shown["evaluation"]["held"]["rollouts_per_prompt"] == 2 and shown["group_filter"] == "none"
 
 
-async def test_metrics_are_served_from_rows(start):
+async def test_metrics_are_served_from_rows(start, tmp_path):
     async with start(metrics_port=0, group_filter="nonzero_std") as client:
         await client.open(batch_groups=3)
         await client.put("a")
@@ -129,6 +129,10 @@ async def test_metrics_are_served_from_rows(start):
         assert 'vime_buffer_groups_filtered_total{reason="zero_std",run="run"} 1.0' in text
         assert 'vime_buffer_groups_committed_total{run="run"} 1.0' in text
         assert 'vime_buffer_version{run="run"} 0.0' in text
+        port = client.server.metrics.port
+        with pytest.raises(OSError, match=f"metrics_port: cannot listen on 127.0.0.1:{port}: Address already in use"):
+            async with start(metrics_port=port, database=str(tmp_path / "other.db")):
+                pass
 
 
 async def test_start_and_stop_many_times(start):

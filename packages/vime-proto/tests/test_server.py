@@ -337,6 +337,12 @@ async def test_half_a_tls_pair_is_refused(start, tmp_path):
         await start(tls_key=str(tmp_path / "key"))
 
 
+async def test_a_pem_file_that_is_not_there_is_named_with_its_key(start, tmp_path):
+    here = str(tmp_path / "test_server.pem")
+    with pytest.raises(FileNotFoundError, match=f"tls_key: cannot read '{here}': No such file"):
+        await start(tls_key=here, tls_certificate=here)
+
+
 async def test_proxy_variables_are_not_followed(start, monkeypatch):
     for name in ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")

@@ -135,6 +135,8 @@ def test_server_settings_become_options(tmp_path):
     assert options == ServerOptions(address="[::1]:5", max_message_bytes=1 << 20, token="secret")
     with pytest.raises(ValueError, match="host:port"):
         ServerSettings(address="nowhere").options()
+    with pytest.raises(IsADirectoryError, match="server.token_file: cannot read"):
+        ServerSettings(token_file=str(tmp_path)).options()
 
 
 def test_merging_changes_neither_side():

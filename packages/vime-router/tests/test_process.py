@@ -158,6 +158,9 @@ async def test_metrics(tmp_path, unused_tcp_port):
             url = f"http://127.0.0.1:{unused_tcp_port}/metrics"
             opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
             text = (await asyncio.to_thread(opener.open, url)).read().decode()
+            second = await asyncio.to_thread(finish, "serve", "--metrics-port", str(unused_tcp_port))
+            assert second.returncode == 1
+            assert f"metrics_port: cannot listen on 127.0.0.1:{unused_tcp_port}: Address already in use" in second.stderr
     lines = text.splitlines()
     assert 'vime_router_requests_total{engine="a"} 1.0' in lines
     assert 'vime_router_engine_health{engine="a",health="healthy"} 1.0' in lines

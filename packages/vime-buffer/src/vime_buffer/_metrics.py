@@ -70,7 +70,10 @@ class MetricsServer:
     def __init__(self, database: Database, port: int):
         registry = CollectorRegistry()
         registry.register(StatsCollector(database))
-        self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=registry)
+        try:
+            self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=registry)
+        except OSError as error:
+            raise OSError(f"metrics_port: cannot listen on 127.0.0.1:{port}: {error.strerror}") from None
         self.port = self._server.server_port
 
     def stop(self) -> None:

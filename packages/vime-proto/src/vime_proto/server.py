@@ -183,13 +183,25 @@ def _rebuild(handler, function):
     return make(function, handler.request_deserializer, handler.response_serializer)
 
 
+def read_file(key: str, path: str) -> bytes:
+    """A file that the configuration names.
+
+    Raises:
+        OSError: it cannot be read; names the key.
+    """
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise type(error)(f"{key}: cannot read {path!r}: {error.strerror}") from None
+
+
 def _credentials(options: ServerOptions) -> grpc.ServerCredentials | None:
     if not (options.tls_certificate or options.tls_key):
         return None
     if not (options.tls_certificate and options.tls_key):
         raise ContractError("tls_key", "tls_certificate and tls_key must be given together")
-    pair = (Path(options.tls_key).read_bytes(), Path(options.tls_certificate).read_bytes())
-    client_ca = Path(options.tls_client_ca).read_bytes() if options.tls_client_ca else None
+    pair = (read_file("tls_key", options.tls_key), read_file("tls_certificate", options.tls_certificate))
+    client_ca = read_file("tls_client_ca", options.tls_client_ca) if options.tls_client_ca else None
     return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=client_ca is not None)
 
 
@@ -211,6 +223,7 @@ async def start_server(
     Raises:
         AddressInUseError: the address is taken.
         ContractError: TLS options that do not fit together, or a service given twice.
+        OSError: a PEM file that cannot be read.
     """
     names = [name for _, _, name in services] + list(generic_names) + ["vime.common.v1.InfoService"]
     # gRPC would answer with the last one registered, and say nothing.

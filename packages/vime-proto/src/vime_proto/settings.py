@@ -18,7 +18,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from vime_proto.channel import split_address
 from vime_proto.errors import ContractError, nearest
-from vime_proto.server import ServerOptions
+from vime_proto.server import ServerOptions, read_file
 
 SettingsType = TypeVar("SettingsType", bound="Settings")
 
@@ -56,7 +56,7 @@ class ServerSettings(Section):
 
         Raises:
             ContractError: an address of another form.
-            OSError: a token file that cannot be read.
+            OSError: a token file that cannot be read; names the key.
         """
         try:
             split_address(self.address)
@@ -68,7 +68,7 @@ class ServerSettings(Section):
             tls_certificate=self.tls_certificate,
             tls_key=self.tls_key,
             tls_client_ca=self.tls_client_ca,
-            token=Path(self.token_file).read_text().strip() if self.token_file else None,
+            token=read_file("server.token_file", self.token_file).decode().strip() if self.token_file else None,
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import prometheus_client
 
-from vime_proto.channel import split_address
+from vime_proto.channel import join_address, split_address
 from vime_proto.router.v1 import router_pb2_grpc
 from vime_proto.server import RunningServer, ServerInfo, start_server
 from vime_router._engines import SERVICE, Engines
@@ -29,6 +29,7 @@ async def serve(settings: RouterSettings) -> AsyncIterator[RunningServer]:
     Raises:
         AddressInUseError: the address is taken.
         ContractError: an unknown policy.
+        OSError: a file or a port of the settings that cannot be used; names the key.
     """
     import vime_router
 
@@ -51,10 +52,12 @@ async def serve(settings: RouterSettings) -> AsyncIterator[RunningServer]:
         for engine in settings.engines:
             engines.add(fleet.register(engine.id, engine.address, {}, None))
         if settings.metrics_port is not None:
-            metrics = Metrics(fleet, queue, proxy)
-            exporter, _ = prometheus_client.start_http_server(
-                settings.metrics_port, addr=split_address(settings.server.address)[0], registry=metrics.registry
-            )
+            metrics, host = Metrics(fleet, queue, proxy), split_address(settings.server.address)[0]
+            try:
+                exporter, _ = prometheus_client.start_http_server(settings.metrics_port, addr=host, registry=metrics.registry)
+            except OSError as error:
+                where = join_address(host, settings.metrics_port)
+                raise OSError(f"metrics_port: cannot listen on {where}: {error.strerror}") from None
         await server.set_serving(True)
         yield server
     finally:
