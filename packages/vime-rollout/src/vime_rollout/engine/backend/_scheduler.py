@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,16 @@ NAME = f"{__name__}.make"
 class _Joined:
     """Stands before vLLM's class; see the module."""
 
+    def __init__(self, *arguments: Any, **named: Any):
+        super().__init__(*arguments, **named)
+        self._fresh: set[str] = set()
+        """Requests without a token, whose routes so far are still to be read; and some that are gone."""
+
+    def add_request(self, request: Any) -> None:
+        super().add_request(request)
+        if self.enable_return_routed_experts and not request.num_output_tokens:
+            self._fresh.add(request.request_id)
+
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         if not self.enable_return_routed_experts:
             super()._update_after_schedule(scheduler_output)
@@ -38,10 +49,9 @@ class _Joined:
         finally:
             self.enable_return_routed_experts = True
         group = self.routed_experts_mgr.attn_gid
-        for request_id in scheduler_output.num_scheduled_tokens:
-            # A request that has a token now has one when this step's output comes, and the list is not read.
-            if not self.requests[request_id].num_output_tokens:
-                self._re_block_ids[request_id] = self.kv_cache_manager.get_block_ids(request_id)[group]
+        # Who has a token now has one when this step's output comes, and its list is not read.
+        for request_id in self._fresh.intersection(scheduler_output.num_scheduled_tokens):
+            self._re_block_ids[request_id] = self.kv_cache_manager.get_block_ids(request_id)[group]
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         routed, steady = model_runner_output.routed_experts, False
@@ -56,24 +66,24 @@ class _Joined:
             else:
                 model_runner_output.routed_experts = routed._replace(routing_data=narrow)
         answer = super().update_from_output(scheduler_output, model_runner_output)
+        if self._fresh and not steady:
+            alive = self.requests
+            self._fresh = {one for one in self._fresh if one in alive and not alive[one].num_output_tokens}
+        ends = _ends(scheduler_output, model_runner_output) if steady else None
         for one in answer.values():
-            if steady:
-                _pack_rows(one.outputs, narrow, _ends(scheduler_output, model_runner_output))
+            if ends is not None:
+                _pack_rows(one.outputs, narrow, ends)
             _pack(one.outputs)
         return answer
 
     def _is_steady(self, scheduler_output: Any) -> bool:
         """Whether all requests of a step have tokens, and none guesses more: vLLM then takes each one's last rows."""
-        if scheduler_output.scheduled_spec_decode_tokens:
-            return False
         scheduled = scheduler_output.num_scheduled_tokens
-        for request_id in scheduled:
-            request = self.requests.get(request_id)
-            if request is not None and not request.num_output_tokens:
-                return False
-        if self._re_block_ids:
-            for request_id in scheduled:
-                self._re_block_ids.pop(request_id, None)
+        if scheduler_output.scheduled_spec_decode_tokens or not self._fresh.isdisjoint(scheduled):
+            return False
+        # Of a step that was scheduled before the first token had come.
+        for request_id in self._re_block_ids.keys() & scheduled.keys():
+            del self._re_block_ids[request_id]
         return True
 
 
@@ -122,11 +132,10 @@ def _chunks(outputs: list[Any]) -> Iterator[list[Any]]:
 
 def _ends(scheduler_output: Any, model_runner_output: Any) -> Mapping[str, int]:
     """Behind each request's rows of a step, which lie in the order of the worker's batch."""
-    counts, end, found = scheduler_output.num_scheduled_tokens, 0, {}
-    for request_id in model_runner_output.req_ids:
-        end += counts[request_id]
-        found[request_id] = end
-    return found
+    counts = scheduler_output.num_scheduled_tokens
+    return dict(
+        zip(model_runner_output.req_ids, accumulate(map(counts.__getitem__, model_runner_output.req_ids)), strict=True)
+    )
 
 
 def _pack_rows(outputs: list[Any], ids: np.ndarray, ends: Mapping[str, int]) -> None:
