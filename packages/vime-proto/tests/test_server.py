@@ -332,15 +332,12 @@ async def test_a_service_that_is_registered_twice_is_refused_by_name(name):
         await start_server([*_services(Trainer()), again], ServerInfo("vime-trainer", "trainer"))
 
 
-async def test_half_a_tls_pair_is_refused(start, tmp_path):
+async def test_half_a_tls_pair_and_one_that_is_not_there_are_refused(start, tmp_path):
+    key = str(tmp_path / "key")
     with pytest.raises(ContractError, match="tls"):
-        await start(tls_key=str(tmp_path / "key"))
-
-
-async def test_a_pem_file_that_is_not_there_is_named_with_its_key(start, tmp_path):
-    here = str(tmp_path / "test_server.pem")
-    with pytest.raises(FileNotFoundError, match=f"tls_key: cannot read '{here}': No such file"):
-        await start(tls_key=here, tls_certificate=here)
+        await start(tls_key=key)
+    with pytest.raises(FileNotFoundError, match=f"tls_key: cannot read '{key}': No such file"):
+        await start(tls_key=key, tls_certificate=key)
 
 
 async def test_proxy_variables_are_not_followed(start, monkeypatch):
