@@ -19,7 +19,7 @@ from vime_trainer.rl._peers import check_peer
 from vime_trainer.settings.client import ClientSettings
 
 
-async def test_the_token_of_a_file_is_sent(tmp_path):
+async def test_the_token_of_a_file_is_sent(tmp_path, caplog):
     (tmp_path / "token").write_text("secret\n")
     client = ClientSettings(token_file=str(tmp_path / "token"))
     async with serve(FakeBuffer(), ServerOptions(token="secret")) as server:
@@ -27,6 +27,7 @@ async def test_the_token_of_a_file_is_sent(tmp_path):
         with pytest.raises(grpc.RpcError) as error:
             await check_peer("buffer", server.address, "run", 0)
         assert describe(error.value).startswith("UNAUTHENTICATED")
+        assert f"buffer at {server.address}: UNAUTHENTICATED" in caplog.text
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -10,7 +10,7 @@ import grpc
 import vime_proto
 from vime_proto.channel import call, open_channel
 from vime_proto.common.v1 import common_pb2, common_pb2_grpc
-from vime_proto.errors import ContractError
+from vime_proto.errors import ContractError, describe
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,8 @@ async def check_peer(
             info = await call(method, common_pb2.GetInfoRequest(), timeout=10.0, deadline=10.0 + wait_seconds)
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                # The error that ends the run does not say whose it is.
+                log.error("%s at %s: %s", role, address, describe(error))
                 raise
             log.warning("%s at %s does not say what it is", role, address)
             return
