@@ -101,3 +101,14 @@ def test_vllms_front_end_sees_what_the_scheduler_packed():
         processor.process_outputs(outputs[start : start + size], 1.0)
     assert len(seen) == len(given)
     assert all(np.array_equal(one.routed_experts, before) for one, before in zip(seen, given, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
+def test_an_answer_from_outside_the_step_has_no_rows():
+    from vime_rollout.engine.backend import _scheduler
+
+    (ids,) = routes(3)
+    outputs = [types.SimpleNamespace(request_id=one, new_token_ids=new) for one, new in (("failed", []), ("a", [7]))]
+    _scheduler._pack_rows(outputs, ids, {"b": 1, "a": 3})
+    none, rows = _frames.split(["failed", "a"], outputs[0].routed_experts)
+    assert none is None and np.array_equal(rows, ids[2:])

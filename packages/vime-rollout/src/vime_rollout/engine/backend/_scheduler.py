@@ -143,7 +143,8 @@ def _pack_rows(outputs: list[Any], ids: np.ndarray, ends: Mapping[str, int]) -> 
     for chunk in _chunks(outputs):
         counts = [len(one.new_token_ids) for one in chunk]
         requests = [one.request_id for one in chunk]
-        chunk[0].routed_experts = _frames.take(requests, ids, [ends[one] for one in requests], counts)
+        # vLLM also answers for requests outside the step, such as those it could not load: they have no new token.
+        chunk[0].routed_experts = _frames.take(requests, ids, [ends.get(one, 0) for one in requests], counts)
 
 
 def _pack(outputs: list[Any]) -> None:
