@@ -28,7 +28,7 @@ def manifest_of(
 ) -> tuple[weights.WeightManifest, dict[str, list[bytes]]]:
     """A manifest, and the chunks of each source: tensors are dealt to the sources in turn, and cut into equal chunks."""
     manifest = weights.WeightManifest(update_id=f"u-{uuid.uuid4().hex[:8]}", version=version, base_version=base)
-    streams = {source: b"" for source in sources}
+    streams = {source: bytearray() for source in sources}
     for number, (name, array) in enumerate(tensors.items()):
         source = sources[number % len(sources)]
         data = np.ascontiguousarray(array, dtype=np.float32).tobytes()
@@ -40,7 +40,7 @@ def manifest_of(
     for source, stream in streams.items():
         entry = manifest.sources.add(source_id=source, total_bytes=len(stream))
         step = -(-len(stream) // chunks // 4) * 4 if stream else 0
-        parts[source] = [stream[low : low + step] for low in range(0, len(stream), step)] if stream else []
+        parts[source] = [bytes(stream[low : low + step]) for low in range(0, len(stream), step)] if stream else []
         offset = 0
         for index, part in enumerate(parts[source]):
             entry.chunks.add(
