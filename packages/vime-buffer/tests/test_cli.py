@@ -47,6 +47,14 @@ async def test_stop_does_not_wait_for_long_polls(process):
     await client.close()
 
 
+def test_version(capsys):
+    from vime_buffer import __version__, cli
+
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"{__version__}\n"
+
+
 async def test_stats_prints_the_counters(process):
     server = process()
     client = await Client.connect(server.address)

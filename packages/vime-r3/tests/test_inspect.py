@@ -121,3 +121,11 @@ def test_missing_rich_names_the_extra(write, ids, monkeypatch, capsys):
     monkeypatch.delattr("vime_r3._show", raising=False)
     assert main(["inspect", write("one", ids)]) == 1
     assert "pip install 'vime-r3[inspect]'" in capsys.readouterr().err
+
+
+def test_version(capsys):
+    from vime_r3 import __version__
+
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"{__version__}\n"

@@ -173,6 +173,12 @@ def test_help_lists_the_commands():
         assert shown.returncode == 0 and shown.stdout.startswith("usage: vime-router")
 
 
+def test_version(capsys):
+    from vime_router import __version__, cli
+
+    assert cli.main(["--version"]) == 0 and capsys.readouterr().out == f"{__version__}\n"
+
+
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [

@@ -12,6 +12,7 @@ import grpc
 from google.protobuf import json_format
 from pydantic import Field
 
+from vime_buffer import __version__
 from vime_buffer._loading import HookError
 from vime_buffer.settings import BufferSettings
 from vime_proto.buffer.v1 import buffer_pb2 as pb
@@ -46,6 +47,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not words or words[0] in ("-h", "--help"):
         print(_USAGE)
         raise SystemExit(0 if words else 2)
+    if words[0] == "--version":
+        print(__version__)
+        raise SystemExit(0)
     if words[0] not in commands:
         _fail(nearest(words[0], commands, "command"), 2)
     commands[words[0]](words[1:])

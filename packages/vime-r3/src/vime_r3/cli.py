@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vime_proto.errors import ContractError
 from vime_proto.routing.v1 import routing_pb2 as pb
+from vime_r3 import __version__
 from vime_r3.agreement import Agreement, compare
 from vime_r3.trace import Routes, decode
 
@@ -18,6 +19,7 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; answers the exit status."""
     parser = argparse.ArgumentParser(prog="vime-r3", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
     inspect = commands.add_parser(
         "inspect",

@@ -18,6 +18,7 @@ from vime_proto.router.v1 import router_pb2 as pb
 from vime_proto.router.v1 import router_pb2_grpc
 from vime_proto.settings import Settings, load
 from vime_proto.version import show
+from vime_router import __version__
 from vime_router.server import serve
 from vime_router.settings import RouterSettings
 
@@ -70,6 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = {"serve": (RouterSettings, _serve), "list": (ListSettings, _list)}
     if words and words[0] in ("-h", "--help"):
         print(_USAGE)
+        return 0
+    if words and words[0] == "--version":
+        print(__version__)
         return 0
     if not words or words[0] not in commands:
         name = words[0] if words else ""
