@@ -36,19 +36,15 @@ def memory_copy(tensors, repeats: int) -> float:
     return total / statistics.median(times)
 
 
-def one_update(engine, pusher, chunks: int, together: bool) -> float:
-    """Seconds from Begin to Commit; the sender's own writing of files is not counted.
-
-    ``together`` names all chunks in one call, so that one is checked while the one before is loaded.
-    """
+def one_update(engine, pusher, chunks: int) -> float:
+    """Seconds from Begin to Commit; the sender's own writing of files is not counted."""
     manifest, parts = manifest_of(engine.tensors, engine.next_version(), chunks)
     if pusher.kind != "stream":
         pusher.write(manifest, parts)
     began = time.perf_counter()
     pusher.begin(manifest)
-    indices = range(len(parts["rank0"]))
-    for called in [indices] if together else [[index] for index in indices]:
-        pusher.load(manifest, parts, chunks=called)
+    for index in range(len(parts["rank0"])):
+        pusher.load(manifest, parts, chunks=[index])
     pusher.commit(manifest)
     return time.perf_counter() - began
 
@@ -60,7 +56,6 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=768, help="width of the model")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--chunks", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--transports", nargs="+", default=["shm", "file", "stream"])
     parser.add_argument("--moe", action="store_true", help="mixture of experts instead of a dense model")
     options = parser.parse_args()
     cfg = models.config(moe=options.moe, layers=options.layers)
@@ -70,20 +65,15 @@ def main() -> None:
         copy = memory_copy(engine.tensors, options.repeats)
         print(f"{platform.node()} {platform.machine()}, {total / 1e6:.0f} MB in {len(engine.tensors)} tensors")
         print(f"memory copy: {copy / 1e9:.2f} GB/s")
-        for kind in options.transports:
+        for kind in ("shm", "file", "stream"):
             pusher = engine.pusher(kind)
             for chunks in options.chunks:
-                ways = [True] if chunks == 1 or kind == "stream" else [False, True]
-                found = {way: [] for way in ways}
-                # In turn, since other work comes and goes; the first of each does not count.
-                for _ in range(options.repeats + 1):
-                    for way in ways:
-                        found[way].append(one_update(engine, pusher, chunks, way))
-                for way, times in found.items():
-                    seconds = statistics.median(times[1:])
-                    rate = total / seconds
-                    about = f"{kind}, {chunks} chunks" + ("" if len(ways) == 1 else (", one by one", ", in one call")[way])
-                    print(f"{about}: {seconds:.3f} s, {rate / 1e9:.2f} GB/s, {100 * rate / copy:.0f} % of a copy")
+                one_update(engine, pusher, chunks)
+                seconds = statistics.median(one_update(engine, pusher, chunks) for _ in range(options.repeats))
+                rate = total / seconds
+                print(
+                    f"{kind}, {chunks} chunks: {seconds:.3f} s, {rate / 1e9:.2f} GB/s, {100 * rate / copy:.0f} % of a copy"
+                )
 
 
 if __name__ == "__main__":

@@ -137,15 +137,10 @@ class UpdateReceiver:
     def check_chunk(self, source_id: str, index: int, data) -> None:
         """Checks the bytes of a chunk before they are loaded.
 
-        Chunks after the next one may be checked ahead; a source with chunks that have no checksum is checked once, in order.
-
         Raises:
             StatusError: DATA_LOSS, another length or checksum; the update must fail.
         """
-        source = self._source(source_id)
-        if not self._next[source_id] <= index < len(source.chunks):
-            self.check_load(source_id, [index])
-        chunk = source.chunks[index]
+        (chunk,) = self.check_load(source_id, [index])
         size = memoryview(data).nbytes
         what = f"update {self.manifest.update_id!r}, source {source_id!r}, chunk {index}"
         if size != chunk.bytes.length:

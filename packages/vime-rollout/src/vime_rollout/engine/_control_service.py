@@ -14,7 +14,6 @@ from vime_proto.rollout.v1 import rollout_pb2_grpc
 from vime_proto.update_state import ChunkAssembler
 from vime_proto.validate import validate_in_flight
 from vime_rollout.engine._engine import Engine
-from vime_rollout.engine._load_call import LoadCall
 from vime_rollout.engine._transports import Transport, anonymous, make_transport
 from vime_rollout.engine._updates import Update, Updates
 
@@ -197,8 +196,10 @@ class ControlServicer(rollout_pb2_grpc.EngineControlServiceServicer):
         async with self._lock:
             update = self._updates.current(request.update_id)
             if update is not None:
-                wanted = update.receiver.check_load(request.source_id, list(request.chunks))
-                loaded = await LoadCall(self._updates, update, request.source_id).load(wanted)
+                for chunk in update.receiver.check_load(request.source_id, list(request.chunks)):
+                    with update.transport.open(request.update_id, request.source_id, chunk.index) as data:
+                        await self._updates.load(update, request.source_id, chunk.index, data)
+                    loaded += chunk.bytes.length
         return pb.LoadChunksResponse(bytes=loaded, seconds=clock() - began)
 
     async def SendChunks(self, request_iterator, context):
@@ -228,8 +229,7 @@ class ControlServicer(rollout_pb2_grpc.EngineControlServiceServicer):
                 async with self._lock:
                     self._updates.current(part.update_id)
                     with anonymous(whole) as data:
-                        checked = self._updates.check(update, source_id, part.chunk, data)
-                        await self._updates.load(update, source_id, part.chunk, data, checked)
+                        await self._updates.load(update, source_id, part.chunk, data)
                 loaded += len(whole)
         if assembler is not None:
             assembler.end()

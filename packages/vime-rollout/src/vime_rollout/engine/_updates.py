@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import grpc
 
@@ -30,8 +30,6 @@ class Update:
         self.manifest = manifest
         self.fills = plan(manifest)
         self.dtypes = {spec.name: spec.dtype for spec in manifest.tensors}
-        # Of sources whose every chunk has a checksum, chunks may be checked ahead.
-        self.summed = {one.source_id: all(c.HasField("checksum") for c in one.chunks) for one in manifest.sources}
         self.names: list[str] | None = [spec.name for spec in manifest.tensors]  # told to the backend once
         self.progress = asyncio.Event()
         self.timer: asyncio.Task | None = None
@@ -114,32 +112,8 @@ class Updates:
         self._engine.machine.check_update(update_id)
         return self._open
 
-    @staticmethod
-    async def check(update: Update, source_id: str, index: int, chunk: Chunk) -> None:
-        """Checks a chunk and changes nothing; ``load`` takes the result.
-
-        Raises:
-            StatusError, ValueError: length, checksum, a weight that is not finite.
-        """
-        # Hashing and the search for NaN release the interpreter lock: other calls go on, and they run side by side.
-        checks = (
-            asyncio.to_thread(update.receiver.check_chunk, source_id, index, chunk.data),
-            asyncio.to_thread(check_finite, chunk.data, update.fills[source_id][index], update.dtypes),
-        )
-        for fault in await asyncio.gather(*checks, return_exceptions=True):
-            if fault is not None:
-                raise fault
-
-    async def load(
-        self,
-        update: Update,
-        source_id: str,
-        index: int,
-        chunk: Chunk,
-        checked: Awaitable[None],
-        meanwhile: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Loads one chunk once it is ``checked``, and calls ``meanwhile`` before. Wrong bytes end the update.
+    async def load(self, update: Update, source_id: str, index: int, chunk: Chunk) -> None:
+        """Checks and loads one chunk. Wrong bytes end the update.
 
         Raises:
             StatusError: DATA_LOSS (length, checksum, a weight that is not finite), INTERNAL (the backend failed).
@@ -149,8 +123,14 @@ class Updates:
         about = f"update {update.manifest.update_id!r}, source {source_id!r}, chunk {index}"
 
         try:
-            await checked
-            meanwhile()
+            # Hashing and the search for NaN release the interpreter lock: other calls go on, and they run side by side.
+            checks = (
+                asyncio.to_thread(receiver.check_chunk, source_id, index, chunk.data),
+                asyncio.to_thread(check_finite, chunk.data, fills, update.dtypes),
+            )
+            for fault in await asyncio.gather(*checks, return_exceptions=True):
+                if fault is not None:
+                    raise fault
             if fills:
                 names, update.names = update.names, None
                 engine.machine.first_byte()

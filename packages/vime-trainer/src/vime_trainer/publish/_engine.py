@@ -30,8 +30,6 @@ _PASSING = (*LOST, grpc.StatusCode.RESOURCE_EXHAUSTED)
 _CLEANING = (*_PASSING, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DEADLINE_EXCEEDED)
 _CLEANING_TIMEOUT = 30.0
 _LOST_TIMEOUT = 5.0
-# An engine may check one while it loads the one before; few enough that calls stay short beside their time-outs.
-_CHUNKS_OF_A_CALL = 8
 
 
 class EngineUpdate:
@@ -78,20 +76,19 @@ class EngineUpdate:
             begin.wait_seconds = settings.wait_seconds
         await self._call(self._stub.BeginUpdate, begin)
         for source in self._manifest.sources:
-            if self._transport.WhichOneof("transport") == "stream":
-                for chunk in source.chunks:
+            for chunk in source.chunks:
+                if self._transport.WhichOneof("transport") == "stream":
                     await self._stub.SendChunks(
                         self._parts(source.source_id, chunk.index), timeout=settings.timeout_seconds
                     )
-                continue
-            for first in range(0, len(source.chunks), _CHUNKS_OF_A_CALL):
-                load = pb.LoadChunksRequest(
-                    request_id=f"{self._prefix}/load/{source.source_id}/{first}",
-                    update_id=update_id,
-                    source_id=source.source_id,
-                    chunks=[chunk.index for chunk in source.chunks[first : first + _CHUNKS_OF_A_CALL]],
-                )
-                await self._call(self._stub.LoadChunks, load)
+                else:
+                    load = pb.LoadChunksRequest(
+                        request_id=f"{self._prefix}/load/{source.source_id}/{chunk.index}",
+                        update_id=update_id,
+                        source_id=source.source_id,
+                        chunks=[chunk.index],
+                    )
+                    await self._call(self._stub.LoadChunks, load)
 
     async def _end_left_behind(self) -> None:
         """A trainer that was killed in an update left it open; nobody else sends weights of its run.
