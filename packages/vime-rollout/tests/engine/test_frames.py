@@ -108,7 +108,10 @@ def test_an_answer_from_outside_the_step_has_no_rows():
     from vime_rollout.engine.backend import _scheduler
 
     (ids,) = routes(3)
-    outputs = [types.SimpleNamespace(request_id=one, new_token_ids=new) for one, new in (("failed", []), ("a", [7]))]
-    _scheduler._pack_rows(outputs, ids, {"b": 1, "a": 3})
+    empty = {"routed_experts": None, "new_logprobs": None}
+    outputs = [
+        types.SimpleNamespace(request_id=one, new_token_ids=new, **empty) for one, new in (("failed", []), ("a", [7]))
+    ]
+    _scheduler._pack(outputs, (ids, {"b": 1, "a": 3}))
     none, rows = _frames.split(["failed", "a"], outputs[0].routed_experts)
     assert none is None and np.array_equal(rows, ids[2:])

@@ -8,7 +8,7 @@ vLLM's three arrays, rows of one request after the other, and a list of ints: th
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,15 +65,7 @@ def split(requests: Sequence[str], frame: np.ndarray) -> list[np.ndarray | None]
     _check("routes", requests, count, digest)
     counts = words[_WORDS : _WORDS + count].tolist()
     ids = frame[4 * (_WORDS + count) :].view(_TYPES[size]).reshape(-1, layers, top_k)
-    found: list[np.ndarray | None] = []
-    row = 0
-    for rows in counts:
-        if rows < 0:
-            found.append(None)
-            continue
-        found.append(ids[row : row + rows].copy())
-        row += rows
-    return found
+    return [None if rows is None else ids[rows].copy() for rows in _spans(counts)]
 
 
 def is_frame(routes: np.ndarray | None) -> bool:
@@ -107,16 +99,17 @@ def split_logprobs(
     """
     ids, values, ranks, (digest, *counts) = joined
     _check("log-probs", requests, len(counts), digest)
-    found: list[tuple[np.ndarray, np.ndarray, np.ndarray] | None] = []
-    row = 0
+    return [None if rows is None else (ids[rows], values[rows], ranks[rows]) for rows in _spans(counts)]
+
+
+def _spans(counts: Sequence[int]) -> Iterator[slice | None]:
+    """Where each request's rows lie; None for -1."""
+    end = 0
     for rows in counts:
         if rows < 0:
-            found.append(None)
-            continue
-        end = row + rows
-        found.append((ids[row:end], values[row:end], ranks[row:end]))
-        row = end
-    return found
+            yield None
+        else:
+            yield slice(end, end := end + rows)
 
 
 def _check(what: str, requests: Sequence[str], count: int, digest: int) -> None:

@@ -69,11 +69,9 @@ class _Joined:
         if self._fresh and not steady:
             alive = self.requests
             self._fresh = {one for one in self._fresh if one in alive and not alive[one].num_output_tokens}
-        ends = _ends(scheduler_output, model_runner_output) if steady else None
+        rows = (narrow, _ends(scheduler_output, model_runner_output)) if steady else None
         for one in answer.values():
-            if ends is not None:
-                _pack_rows(one.outputs, narrow, ends)
-            _pack(one.outputs)
+            _pack(one.outputs, rows)
         return answer
 
     def _is_steady(self, scheduler_output: Any) -> bool:
@@ -138,24 +136,21 @@ def _ends(scheduler_output: Any, model_runner_output: Any) -> Mapping[str, int]:
     )
 
 
-def _pack_rows(outputs: list[Any], ids: np.ndarray, ends: Mapping[str, int]) -> None:
-    """Gives each output the last rows of its request, one for each new token."""
-    for chunk in _chunks(outputs):
-        counts = [len(one.new_token_ids) for one in chunk]
-        requests = [one.request_id for one in chunk]
-        # vLLM also answers for requests outside the step, such as those it could not load: they have no new token.
-        chunk[0].routed_experts = _frames.take(requests, ids, [ends.get(one, 0) for one in requests], counts)
-
-
-def _pack(outputs: list[Any]) -> None:
+def _pack(outputs: list[Any], rows: tuple[np.ndarray, Mapping[str, int]] | None = None) -> None:
+    """Joins what the outputs hold. With ``rows`` (a step's ids, and where each request's end) routes are the last of these."""
     for chunk in _chunks(outputs):
         requests = [one.request_id for one in chunk]
-        if not _frames.is_frame(chunk[0].routed_experts):
+        if rows is None:
             routes = _frames.join(requests, [one.routed_experts for one in chunk])
-            if routes is not None:
-                for one in chunk:
-                    one.routed_experts = None
-                chunk[0].routed_experts = routes
+        else:
+            ids, ends = rows
+            # vLLM also answers for requests outside the step, such as those it could not load: they have no new token.
+            places = [ends.get(one, 0) for one in requests]
+            routes = _frames.take(requests, ids, places, [len(one.new_token_ids) for one in chunk])
+        if routes is not None:
+            for one in chunk:
+                one.routed_experts = None
+            chunk[0].routed_experts = routes
         logprobs = _frames.join_logprobs(requests, [one.new_logprobs for one in chunk])
         if logprobs is not None:
             for one in chunk:
