@@ -20,7 +20,7 @@ from functools import partial
 
 import torch
 from bench_model_step import SHAPES, build, make_batch, step_flops, whole_step, without
-from rounds import Parts, alternate, clear, peak_gib, ratios, synchronize
+from rounds import Parts, alternate, clear, peak_gib, ratios, synchronize, timed_pass
 
 from vime_trainer.megatron._transformer_engine import why_missing
 from vime_trainer.packed import PackedBatch, RecordRows
@@ -30,20 +30,11 @@ KINDS = {"local": "off", "te": "on", "te-experts": "on"}
 """`te-experts` has Transformer Engine's experts too, where `te` has the stacked ones."""
 
 
-def timed_pass(policy: Policy, batch: PackedBatch, others: float) -> Sequence[float]:
+def watched_pass(policy: Policy, batch: PackedBatch, others: float) -> Sequence[float]:
     """Seconds of a forward pass with gradients, of both passes, and the peak in GiB without `others`."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    synchronize()
-    begin = time.perf_counter()
-    out = policy(batch)
-    synchronize()
-    middle = time.perf_counter()
-    out.logprobs.sum().backward()
-    synchronize()
-    end = time.perf_counter()
-    forget_gradients(policy)
-    return middle - begin, end - begin, peak_gib() - others
+    return *timed_pass(policy, batch), peak_gib() - others
 
 
 def timed_step(gradients: Callable[[], None], update: Callable[[], object]) -> Sequence[float]:
@@ -57,11 +48,6 @@ def timed_step(gradients: Callable[[], None], update: Callable[[], object]) -> S
     synchronize()
     end = time.perf_counter()
     return end - begin, end - middle
-
-
-def forget_gradients(policy: Policy) -> None:
-    for param in policy.parameters().values():
-        param.grad = None
 
 
 def gib_of(policy: Policy) -> float:
@@ -154,7 +140,7 @@ def measure(shape: str, kinds: Sequence[str], rounds: int, parts: Parts) -> None
 
 def tried(policy: Policy, batch: PackedBatch) -> Policy:
     """The policy, if it runs."""
-    timed_pass(policy, batch, 0.0)
+    timed_pass(policy, batch)
     return policy
 
 
@@ -171,7 +157,7 @@ def measure_passes(
 ) -> None:
     sizes = {name: gib_of(policy) for name, policy in found.items()}
     runs = {
-        name: partial(timed_pass, policy, batch, sum(sizes.values()) - sizes[name]) for name, policy in found.items()
+        name: partial(watched_pass, policy, batch, sum(sizes.values()) - sizes[name]) for name, policy in found.items()
     }
     kept = alternate(runs, rounds, 2, lambda: parts.left)
     columns = {name: list(zip(*values, strict=True)) for name, values in kept.items()}

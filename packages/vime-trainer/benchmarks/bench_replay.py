@@ -20,7 +20,7 @@ from functools import partial
 import numpy as np
 import torch
 from bench_model_step import SHAPES, build, make_batch
-from rounds import Parts, alternate, clear, ratios, synchronize
+from rounds import Parts, alternate, clear, ratios, synchronize, timed_pass
 
 from vime_trainer.packed import PackedBatch, RecordRows
 from vime_trainer.policy import Policy
@@ -61,21 +61,6 @@ def variants(policy: Policy, batch: PackedBatch) -> dict[str, PackedBatch]:
         "replay": replace(batch, routes=routes),
         "replay, flips counted": replace(batch, routes=replace(routes, measure=True)),
     }
-
-
-def timed_pass(policy: Policy, batch: PackedBatch) -> Sequence[float]:
-    """Seconds of a forward pass with gradients, and of both passes."""
-    synchronize()
-    begin = time.perf_counter()
-    out = policy(batch)
-    synchronize()
-    middle = time.perf_counter()
-    out.logprobs.sum().backward()
-    synchronize()
-    end = time.perf_counter()
-    for param in policy.parameters().values():
-        param.grad = None
-    return middle - begin, end - begin
 
 
 def scored(policy: Policy, batch: PackedBatch) -> Sequence[float]:

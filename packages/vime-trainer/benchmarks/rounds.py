@@ -10,7 +10,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-__all__ = ["Parts", "alternate", "clear", "peak_gib", "ratios", "synchronize"]
+from vime_trainer.packed import PackedBatch
+from vime_trainer.policy import Policy
+
+__all__ = ["Parts", "alternate", "clear", "peak_gib", "ratios", "synchronize", "timed_pass"]
 
 
 def synchronize() -> None:
@@ -30,6 +33,21 @@ def clear() -> None:
 def peak_gib() -> float:
     """Most memory of the GPU since it was last reset; 0 without one."""
     return torch.cuda.max_memory_allocated() / (1 << 30) if torch.cuda.is_available() else 0.0
+
+
+def timed_pass(policy: Policy, batch: PackedBatch) -> tuple[float, float]:
+    """Seconds of a forward pass with gradients, and of both passes."""
+    synchronize()
+    begin = time.perf_counter()
+    out = policy(batch)
+    synchronize()
+    middle = time.perf_counter()
+    out.logprobs.sum().backward()
+    synchronize()
+    end = time.perf_counter()
+    for param in policy.parameters().values():
+        param.grad = None
+    return middle - begin, end - begin
 
 
 class Parts:
