@@ -13,6 +13,7 @@ from vime_buffer._store import stats
 from vime_buffer._store.database import Database
 from vime_buffer._store.schema import runs as run_rows
 from vime_proto.buffer.v1 import buffer_pb2 as pb
+from vime_proto.server import metrics_endpoint
 
 _GAUGES = (
     "prompts_leased", "groups_ready", "groups_batch_leased", "capacity", "payload_bytes", "evaluations_open",
@@ -70,10 +71,8 @@ class MetricsServer:
     def __init__(self, database: Database, port: int):
         registry = CollectorRegistry()
         registry.register(StatsCollector(database))
-        try:
+        with metrics_endpoint("127.0.0.1", port):
             self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=registry)
-        except OSError as error:
-            raise OSError(f"metrics_port: cannot listen on 127.0.0.1:{port}: {error.strerror}") from None
         self.port = self._server.server_port
 
     def stop(self) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hmac
 import inspect
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from grpc_status import rpc_status
 
 import vime_proto
 from vime_proto import metadata
-from vime_proto.channel import split_address
+from vime_proto.channel import join_address, split_address
 from vime_proto.common.v1 import common_pb2, common_pb2_grpc
 from vime_proto.errors import ContractError, StatusError, to_status
 
@@ -31,6 +32,15 @@ Service = tuple[Callable[[Any, grpc.aio.Server], None], Any, str]
 
 class AddressInUseError(OSError):
     """The address to listen on is taken, or is not ours."""
+
+
+@contextlib.contextmanager
+def metrics_endpoint(host: str, port: int) -> Iterator[None]:
+    """Where a stage opens its endpoint of metrics: an ``OSError`` inside comes out with the key ``metrics_port`` and address."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"metrics_port: cannot listen on {join_address(host, port)}: {error.strerror}") from None
 
 
 @dataclasses.dataclass(frozen=True)

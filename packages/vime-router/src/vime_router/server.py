@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 
 import prometheus_client
 
-from vime_proto.channel import join_address, split_address
+from vime_proto.channel import split_address
 from vime_proto.router.v1 import router_pb2_grpc
-from vime_proto.server import RunningServer, ServerInfo, start_server
+from vime_proto.server import RunningServer, ServerInfo, metrics_endpoint, start_server
 from vime_router._engines import SERVICE, Engines
 from vime_router._fleet import Fleet
 from vime_router._metrics import Metrics
@@ -53,11 +53,10 @@ async def serve(settings: RouterSettings) -> AsyncIterator[RunningServer]:
             engines.add(fleet.register(engine.id, engine.address, {}, None))
         if settings.metrics_port is not None:
             metrics, host = Metrics(fleet, queue, proxy), split_address(settings.server.address)[0]
-            try:
-                exporter, _ = prometheus_client.start_http_server(settings.metrics_port, addr=host, registry=metrics.registry)
-            except OSError as error:
-                where = join_address(host, settings.metrics_port)
-                raise OSError(f"metrics_port: cannot listen on {where}: {error.strerror}") from None
+            with metrics_endpoint(host, settings.metrics_port):
+                exporter, _ = prometheus_client.start_http_server(
+                    settings.metrics_port, addr=host, registry=metrics.registry
+                )
         await server.set_serving(True)
         yield server
     finally:

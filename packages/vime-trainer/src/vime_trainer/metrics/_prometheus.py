@@ -6,6 +6,8 @@ import importlib
 import re
 from collections.abc import Mapping
 
+from vime_proto.server import metrics_endpoint
+
 _FORBIDDEN = re.compile(r"[^a-zA-Z0-9_]")
 
 
@@ -24,10 +26,8 @@ class PrometheusWriter:
             raise ImportError("metrics_port needs the extra: pip install 'vime-trainer[prometheus]'") from error
         self._registry = self._client.CollectorRegistry()
         self._gauges: dict[str, object] = {}
-        try:
+        with metrics_endpoint(address, port):
             self._server, self._thread = self._client.start_http_server(port, address, self._registry)
-        except OSError as error:
-            raise OSError(f"metrics_port: cannot listen on {address}:{port}: {error.strerror}") from error
 
     def write(self, step: int, time: float, values: Mapping[str, float]) -> None:
         for name, value in {"step": step, **values}.items():
