@@ -3,10 +3,13 @@
     python benchmarks/bench_capture.py [--layers 48 --experts 16 --top-k 8] [--requests 128 --tokens 48 --rounds 5]
     python benchmarks/bench_capture.py --model FOLDER --requests 256 --prompt 128 --tokens 512   # on a GPU, shared by all
 
-Three engines with one MoE; a round asks one of them for all requests at once. Prints medians: tokens a second, and the CPU time of
-a step (one token for each request) in front end and core (on CPU without the worker that runs the model), which moves less with
-whatever else a host does; and the ratio of on to off, round by round. The host of a GPU runs the same Python for a step as a CPU's:
-only ids a token (layers times top-k) and requests count, so the model can be narrow.
+Three engines with one MoE; a round asks one of them. With `--waves 1` all requests come at once and have equally many tokens:
+all prompts are read together, and all answers go out together when the engine has nothing left to do. With more, answers have half
+to one and a half times as many tokens, and the next request comes when one ends, as in a rollout.
+
+Prints medians: tokens a second, and the CPU time of a step (one token for each place) in front end and core (on CPU without the
+worker that runs the model), which moves less with whatever else a host does; and the ratio of on to off, round by round. The host of
+a GPU runs the same Python for a step as a CPU's: only ids a token (layers times top-k) and requests count, so the model can be narrow.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ def model(options: argparse.Namespace) -> dict:
     return cfg | {
         "hidden_size": 32, "num_attention_heads": 1, "num_key_value_heads": 1, "moe_intermediate_size": 32, "mlp_only_layers": [],
         "num_experts": options.experts, "num_experts_per_tok": options.top_k,
-        "max_position_embeddings": options.prompt + options.tokens,
+        "max_position_embeddings": options.prompt + options.tokens * 3 // 2,
     }  # fmt: skip
 
 
@@ -88,30 +91,37 @@ def cpu_seconds(front: int) -> dict[str, float]:
     return spent
 
 
+def lengths(options: argparse.Namespace) -> list[int]:
+    """Tokens of each answer, in every round and of every engine the same."""
+    if options.waves == 1:
+        return [options.tokens] * options.requests
+    half = options.tokens // 2
+    return np.random.default_rng(0).integers(half, options.tokens + half + 1, options.requests * options.waves).tolist()
+
+
 async def ask(engine, options: argparse.Namespace, capture: bool) -> None:
-    """All requests at once, each to its last token."""
+    """All requests, each to its last token."""
+    places = asyncio.Semaphore(options.requests)
     async with open_channel(engine.address) as channel:
         stub = rollout_pb2_grpc.RolloutServiceStub(channel)
 
-        async def one(number: int) -> int:
+        async def one(number: int, tokens: int) -> None:
             prompt = np.random.default_rng(number).integers(3, models.VOCAB, options.prompt).astype(np.int32)
             request = pb.GenerateRequest(
                 request_id=uuid.uuid4().hex,
                 prompt_token_ids=to_tensor(prompt),
-                sampling=sample.SamplingParams(
-                    max_new_tokens=options.tokens, temperature=1.0, ignore_eos=True, seed=number
-                ),
+                sampling=sample.SamplingParams(max_new_tokens=tokens, temperature=1.0, ignore_eos=True, seed=number),
                 return_routing=capture,
             )
             rows = 0
-            async for message in stub.Generate(request):
-                rows += message.routing.header.rows
-            return rows
+            async with places:
+                async for message in stub.Generate(request):
+                    rows += message.routing.header.rows
+            expected = options.prompt + tokens - 1 if capture else 0
+            if rows != expected:
+                raise RuntimeError(f"an answer has {rows} rows of routes, not {expected}")
 
-        rows = await asyncio.gather(*(one(number) for number in range(options.requests)))
-    expected = options.prompt + options.tokens - 1 if capture else 0
-    if set(rows) != {expected}:
-        raise RuntimeError(f"answers have {sorted(set(rows))} rows of routes, not {expected}")
+        await asyncio.gather(*(one(number, tokens) for number, tokens in enumerate(lengths(options))))
 
 
 def measure(engine, options: argparse.Namespace, capture: bool) -> dict[str, float]:
@@ -119,9 +129,11 @@ def measure(engine, options: argparse.Namespace, capture: bool) -> dict[str, flo
     before, began = cpu_seconds(engine.process.pid), time.perf_counter()
     asyncio.run(ask(engine, options, capture))
     seconds, after = time.perf_counter() - began, cpu_seconds(engine.process.pid)
+    tokens = sum(lengths(options))
+    steps = tokens / options.requests
     return {
-        "tokens/s": options.requests * options.tokens / seconds,
-        **{name: 1e3 * (after[name] - before[name]) / options.tokens for name in after},
+        "tokens/s": tokens / seconds,
+        **{name: 1e3 * (after[name] - before[name]) / steps for name in after},
     }
 
 
@@ -135,12 +147,15 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=128)
     parser.add_argument("--prompt", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--waves", type=int, default=1, help="requests for each of the places")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES), help="off is always there")
     options = parser.parse_args()
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in ENGINES}
+    chosen = {name: ENGINES[name] for name in dict.fromkeys(["off", *options.engines])}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in chosen}
     with contextlib.ExitStack() as stack:
         engines = {}
-        for name, flags in ENGINES.items():
+        for name, flags in chosen.items():
             more = [*flags, "--max-num-seqs", str(options.requests), "--prefix-caching=false"]
             if options.model is None:
                 start = running("capture", model(options), 1, *more, "--cpu-threads", "1")
@@ -151,13 +166,13 @@ def main() -> None:
             for engine in engines.values():
                 engine.connect()
         for number in range(-1, options.rounds):
-            for name in list(ENGINES)[:: -1 if number % 2 else 1]:
+            for name in list(chosen)[:: -1 if number % 2 else 1]:
                 figures = measure(engines[name], options, name != "off")
                 print(f"{name} {figures}", file=sys.stderr, flush=True)
                 if number >= 0:
                     found[name].append(figures)
     what = f"{options.layers * options.top_k} ids a token" if options.model is None else options.model
-    print(f"{platform.machine()}, {os.cpu_count()} cores; {options.requests} requests, {what}, {options.rounds} rounds")
+    print(f"{platform.machine()}, {os.cpu_count()} cores; {options.requests} places, {options.waves} waves, {what}, {options.rounds} rounds")
     for name, rounds in found.items():
         line = []
         for key in rounds[0]:
@@ -165,7 +180,7 @@ def main() -> None:
             unit = "" if key == "tokens/s" else " ms a step"
             line.append(f"{key} {statistics.median(values):.1f}{unit} ({min(values):.1f} to {max(values):.1f})")
         print(f"{name:7} {', '.join(line)}")
-    for name in list(ENGINES)[1:]:
+    for name in list(chosen)[1:]:
         ratios = sorted(one["tokens/s"] / off["tokens/s"] for one, off in zip(found[name], found["off"], strict=True))
         print(f"{name:7} tokens/s over off: {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})")
 

@@ -38,6 +38,17 @@ def test_rows_are_taken_as_they_would_be_joined(counts):
     assert _frames.take(NAMES, ids, ends, [0] * 4) is None
 
 
+@pytest.mark.parametrize("instead", [{0: 3}, {1: 0, 3: 2}, {0: 1, 1: 1, 2: 1, 3: 1}, {2: 0}])
+@pytest.mark.parametrize("counts", [(1, 1, 1, 1), (0, 1, 0, 0), (0, 0, 0, 0)])
+def test_some_requests_have_rows_of_their_own(counts, instead):
+    (ids,), ends = routes(9), [7, 3, 9, 5]
+    own = {place: routes(rows + 1)[0][1:] for place, rows in instead.items()}
+    parts = [ids[end - count : end] if count else None for end, count in zip(ends, counts, strict=True)]
+    for place, rows in own.items():
+        parts[place] = rows
+    assert np.array_equal(_frames.take(NAMES, ids, ends, counts, own), _frames.join(NAMES, parts))
+
+
 def test_without_routes_there_is_no_frame():
     assert _frames.join(NAMES, routes(None, None, None, None)) is None
     assert not _frames.is_frame(None) and not any(map(_frames.is_frame, routes(1, 2)))
@@ -84,7 +95,7 @@ def test_what_is_no_frame_is_refused():
 def test_vllms_front_end_sees_what_the_scheduler_packed():
     from vllm import envs
 
-    from vime_rollout.engine.backend import _scheduler
+    from vime_rollout.engine.backend import _packing, _scheduler
 
     assert _scheduler.is_known()
     size = envs.VLLM_V1_OUTPUT_PROC_CHUNK_SIZE
@@ -92,11 +103,11 @@ def test_vllms_front_end_sees_what_the_scheduler_packed():
     outputs = [
         types.SimpleNamespace(request_id=str(n), routed_experts=one, new_logprobs=None) for n, one in enumerate(given)
     ]
-    _scheduler._pack(outputs)
+    _packing.pack(outputs)
     assert [n for n, one in enumerate(outputs) if one.routed_experts is not None] == [0, size]
     seen = []
     processor = types.SimpleNamespace(process_outputs=lambda some, stamp: seen.extend(some))
-    _scheduler.take_apart(processor)
+    _packing.take_apart(processor)
     for start in (0, size):
         processor.process_outputs(outputs[start : start + size], 1.0)
     assert len(seen) == len(given)
@@ -105,13 +116,13 @@ def test_vllms_front_end_sees_what_the_scheduler_packed():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
 def test_an_answer_from_outside_the_step_has_no_rows():
-    from vime_rollout.engine.backend import _scheduler
+    from vime_rollout.engine.backend import _packing
 
     (ids,) = routes(3)
     empty = {"routed_experts": None, "new_logprobs": None}
     outputs = [
         types.SimpleNamespace(request_id=one, new_token_ids=new, **empty) for one, new in (("failed", []), ("a", [7]))
     ]
-    _scheduler._pack(outputs, (ids, {"b": 1, "a": 3}))
+    _packing.pack(outputs, _packing.Rows(ids, {"b": 1, "a": 3}))
     none, rows = _frames.split(["failed", "a"], outputs[0].routed_experts)
     assert none is None and np.array_equal(rows, ids[2:])

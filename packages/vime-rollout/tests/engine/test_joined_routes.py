@@ -69,11 +69,11 @@ def run(one, ahead, unpack, capture):
 
 @pytest.mark.parametrize("capture", [True, False], ids=["capture", "plain"])
 @pytest.mark.parametrize("ahead", [0, 1], ids=["sync", "async"])
-def test_each_request_gets_what_vllm_alone_would_give_it(tmp_path, ahead, capture):
+def test_each_request_gets_what_vllm_alone_would_give_it(tmp_path, monkeypatch, ahead, capture):
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    from vime_rollout.engine.backend import _scheduler
+    from vime_rollout.engine.backend import _packing, _scheduler
 
     cfg = models.config(moe=True, layers=LAYERS)
     folder = models.save(tmp_path, cfg, models.weights(cfg, 1))
@@ -87,13 +87,15 @@ def test_each_request_gets_what_vllm_alone_would_give_it(tmp_path, ahead, captur
     def unpack(outputs):
         for name in ("routed_experts", "new_logprobs"):
             arrays.append(sum(getattr(one, name) is not None for one in outputs))
-        _scheduler._unpack(outputs)
+        _packing.unpack(outputs)
 
-    one, steady = schedulers.make(joined, folder, 24, capture=capture), []
-    ask = one._is_steady
-    one._is_steady = lambda scheduled: steady.append(ask(scheduled)) or steady[-1]
+    one, prompts = schedulers.make(joined, folder, 24, capture=capture), []
+    take = _packing._frames.take
+    monkeypatch.setattr(_packing._frames, "take", lambda *given: prompts.append(len(given[-1])) or take(*given))
     found, _ = run(one, ahead, unpack, capture)
-    assert len(set(steady)) == 2 * capture
+    # Steps with and without first tokens, and no request that is still waited for.
+    assert (min(prompts) == 0 < max(prompts)) if capture else not prompts
+    assert not one._fresh
     assert not capture or one._re_block_ids.keys() <= theirs._re_block_ids.keys()
     assert preempted and max(arrays) == 1 and len(expected) == len(found) > 100
     assert any(one[-1] is not None for one in expected) and any(one[-1] is None for one in expected)

@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from vime_proto.errors import ContractError
 from vime_r3.megatron._pass import Pass, ReplayError, Usage
 from vime_r3.megatron._routers import find_routers, unwrap
+from vime_r3.megatron._rows import inexact_tokens, prepare
 
 
 class _Slot:
@@ -98,17 +98,10 @@ class Replay:
             ReplayError: inside, no or more than one forward pass, a router that ran never or twice, or other tokens.
         """
         self._check_idle()
-        rows, mask = self._rows(ids, valid, self.layer_ids if layer_ids is None else tuple(layer_ids))
-        inexact = None
+        given = prepare(ids, valid, self.layer_ids if layer_ids is None else tuple(layer_ids), self._routers, self._device)
+        coming = Pass(self.layer_ids, given.ids, given.valid, given.holes, measure=measure)
         if measure and exact is not None:
-            told = _mask("exact", exact, len(rows))
-            inexact = ~told if mask is None else mask & ~told.to(mask.device)
-        # On their way before the forward pass: a copy in its midst would wait for all of it that is queued.
-        there = self._device or rows.device
-        holes = None if mask is None or mask.device.type != "cpu" else torch.nonzero(~mask).flatten()
-        parts = [None if part is None else part.to(there, non_blocking=True) for part in (rows, mask, holes)]
-        coming = Pass(self.layer_ids, *parts, measure=measure)
-        coming.usage.inexact = inexact
+            coming.usage.inexact = inexact_tokens(exact, valid, len(ids))
         yield from self._run(coming)
 
     @contextlib.contextmanager
@@ -159,48 +152,6 @@ class Replay:
         """Where the routers are; None without any."""
         return next((param.device for router in self._routers.values() for param in router.parameters()), None)
 
-    @property
-    def _pinned(self) -> bool:
-        """Whether host copies are taken from memory that a GPU reads by itself, while the host goes on."""
-        return self._device is not None and self._device.type == "cuda"
-
-    def _rows(self, ids, valid, given: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if ids.ndim != 3 or ids.shape[1] != len(given):
-            raise ContractError("ids", f"must be [tokens, {len(given)}, top_k], got {list(ids.shape)}")
-        missing = [layer for layer in self.layer_ids if layer not in given]
-        if missing:
-            raise ContractError("layer_ids", f"{list(given)} lack layers {missing} of this model")
-        for layer, router in self._routers.items():
-            if ids.shape[2] != router.topk:
-                raise ContractError("ids", f"have {ids.shape[2]} experts a token, layer {layer} has {router.topk}")
-        if given != self.layer_ids:
-            ids = ids[:, [given.index(layer) for layer in self.layer_ids]]
-        if isinstance(ids, np.ndarray):
-            # torch has no full uint16: widen; the copy also detaches from a read-only payload.
-            kind = {"|u1": torch.uint8, "<u2": torch.int32}.get(ids.dtype.str, torch.int64)
-            rows = _copied(ids, kind, self._pinned)
-        else:
-            rows = ids.clone()
-        mask = None
-        if valid is not None:
-            mask = _mask("valid", valid, ids.shape[0], self._pinned)
-            if mask.device.type == "cpu" and bool(mask.all()):
-                mask = None
-        self._check_range(rows, mask)
-        return rows, mask
-
-    def _check_range(self, rows: torch.Tensor, mask: torch.Tensor | None) -> None:
-        # On a device this would wait for it; traces were checked when they were decoded.
-        if not rows.numel() or rows.device.type != "cpu":
-            return
-        if mask is not None:
-            # Hole rows may hold anything; they must still be readable. They are few.
-            rows[torch.nonzero(~mask.to(rows.device)).flatten()] = 0
-        experts = next(iter(self._routers.values())).num_experts
-        least, most = (int(one) for one in torch.aminmax(rows))
-        if not (least >= 0 and most < experts):
-            raise ContractError("ids", f"must be in [0, {experts}), got {least} to {most}")
-
 
 def attach(model: torch.nn.Module) -> Replay:
     """Attaches replay to the ``TopKRouter`` modules of one Megatron model, by global layer number.
@@ -213,19 +164,6 @@ def attach(model: torch.nn.Module) -> Replay:
             already, or two routers of one layer.
     """
     return Replay(model)
-
-
-def _mask(name: str, given: np.ndarray | torch.Tensor, tokens: int, pinned: bool = False) -> torch.Tensor:
-    if tuple(given.shape) != (tokens,):
-        raise ContractError(name, f"must be bool [{tokens}], got {list(given.shape)}")
-    return _copied(given, torch.bool, pinned) if isinstance(given, np.ndarray) else given.bool()
-
-
-def _copied(given: np.ndarray, kind: torch.dtype, pinned: bool) -> torch.Tensor:
-    # Named, since a program may have another default device.
-    copy = torch.empty(given.shape, dtype=kind, device="cpu", pin_memory=pinned)
-    np.copyto(copy.numpy(), given, casting="unsafe")
-    return copy
 
 
 def _tensors(output) -> list[torch.Tensor]:

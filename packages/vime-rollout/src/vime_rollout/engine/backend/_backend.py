@@ -58,8 +58,10 @@ class Backend:
             engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
         else:
             engine = AsyncLLM.from_engine_args(arguments)
-        if scheduler := _joined_outputs():
-            scheduler.take_apart(engine.output_processor)
+        if _joined_outputs() is not None:
+            from vime_rollout.engine.backend import _packing
+
+            _packing.take_apart(engine.output_processor)
         return cls(engine, await engine.get_supported_tasks(), settings)
 
     @property

@@ -8,7 +8,8 @@ vLLM's three arrays, rows of one request after the other, and a list of ints: th
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,15 +29,41 @@ def join(requests: Sequence[str], routes: Sequence[np.ndarray | None]) -> np.nda
     return frame
 
 
-def take(requests: Sequence[str], ids: np.ndarray, ends: Sequence[int], counts: Sequence[int]) -> np.ndarray | None:
-    """What ``join`` makes of the last ``counts`` rows before ``ends`` of ``ids``; who has 0 rows has no routes."""
-    if not any(counts):
+def take(
+    requests: Sequence[str],
+    ids: np.ndarray,
+    ends: Sequence[int],
+    counts: Sequence[int],
+    instead: Mapping[int, np.ndarray] = MappingProxyType({}),
+) -> np.ndarray | None:
+    """What ``join`` makes of the last ``counts`` rows before ``ends`` of ``ids``; who has 0 rows has no routes.
+
+    Args:
+        requests: names, for the frame's check.
+        ids: ``[rows, layers, top_k]``.
+        ends: for each request.
+        counts: for each request.
+        instead: places of requests whose rows are these.
+    """
+    lengths = [count or -1 for count in counts]
+    for place, rows in instead.items():
+        lengths[place] = len(rows)
+    if max(lengths, default=-1) < 0:
         return None
-    frame, target = _frame(requests, [count or -1 for count in counts], ids)
-    rows = np.array(ends) - 1
-    if len(target) != len(counts) or min(counts) != 1:
-        rows = np.concatenate([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])
-    ids.take(rows, axis=0, out=target)
+    frame, target = _frame(requests, lengths, ids)
+    if len(target) == len(lengths) and not instead and min(lengths) == 1:
+        ids.take(np.array(ends) - 1, axis=0, out=target)
+        return frame
+    sources, places, start = [], [], 0
+    for place, (end, length) in enumerate(zip(ends, lengths, strict=True)):
+        stop = start + max(length, 0)
+        if place in instead:
+            target[start:stop] = instead[place]
+        elif length > 0:
+            sources += range(end - length, end)
+            places += range(start, stop)
+        start = stop
+    target[places] = ids[sources]
     return frame
 
 

@@ -1,4 +1,4 @@
-"""vLLM's scheduler with cheaper log-probs and route capture, and what takes both apart again in the front end.
+"""vLLM's scheduler with cheaper log-probs and route capture.
 
 vLLM hands a step's log-probs on as three arrays for every request, and its routes as a fourth. Each of them is packed, sent (from
 256 bytes on as a message part of its own) and unpacked: a fifth of all that its front end does, and more than all else of the
@@ -11,17 +11,14 @@ Which values there are, and when, stays vLLM's own work: only how they travel ch
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterator, Mapping
-from itertools import accumulate
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from vllm import envs
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.outputs import LogprobsLists
 
-from vime_rollout.engine.backend import _frames
+from vime_rollout.engine.backend import _packing
 
 NAME = f"{__name__}.make"
 
@@ -32,7 +29,7 @@ class _Joined:
     def __init__(self, *arguments: Any, **named: Any):
         super().__init__(*arguments, **named)
         self._fresh: set[str] = set()
-        """Requests without a token, whose routes so far are still to be read; and some that are gone."""
+        """Requests without a token, whose prompts' routes are still to be read; and some that are gone."""
 
     def add_request(self, request: Any) -> None:
         super().add_request(request)
@@ -50,39 +47,58 @@ class _Joined:
             self.enable_return_routed_experts = True
         group = self.routed_experts_mgr.attn_gid
         # Who has a token now has one when this step's output comes, and its list is not read.
-        for request_id in self._fresh.intersection(scheduler_output.num_scheduled_tokens):
+        for request_id in scheduler_output.num_scheduled_tokens.keys() & self._fresh:
             self._re_block_ids[request_id] = self.kv_cache_manager.get_block_ids(request_id)[group]
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        routed, steady = model_runner_output.routed_experts, False
+        routed, rows = model_runner_output.routed_experts, None
+        firsts: dict[str, Any] = {}
         if routed is not None:
             # Once, not for the slots and for the requests again.
             narrow = routed.routing_data.astype(self.routed_experts_mgr.routed_experts_by_slot.dtype)
-            steady = self._is_steady(scheduler_output)
-            if steady:
-                # No request needs more than this step's rows: they go from one array into another, past the requests.
+            if scheduler_output.scheduled_spec_decode_tokens:
+                model_runner_output.routed_experts = routed._replace(routing_data=narrow)
+            else:
+                # From one array into another, past the requests: each has the last of the rows that it was scheduled for.
                 self.routed_experts_mgr.store_batch(narrow, routed.slot_mapping)
                 model_runner_output.routed_experts = None
-            else:
-                model_runner_output.routed_experts = routed._replace(routing_data=narrow)
+                firsts = self._without_token(scheduler_output.num_scheduled_tokens)
+                rows = _packing.Rows(narrow, _packing.row_ends(scheduler_output, model_runner_output))
         answer = super().update_from_output(scheduler_output, model_runner_output)
-        if self._fresh and not steady:
-            alive = self.requests
-            self._fresh = {one for one in self._fresh if one in alive and not alive[one].num_output_tokens}
-        rows = (narrow, _ends(scheduler_output, model_runner_output)) if steady else None
         for one in answer.values():
-            _pack(one.outputs, rows)
+            if rows is not None:
+                rows.prompts = self._prompts(one.outputs, firsts)
+            _packing.pack(one.outputs, rows)
+        self._forget(firsts)
         return answer
 
-    def _is_steady(self, scheduler_output: Any) -> bool:
-        """Whether all requests of a step have tokens, and none guesses more: vLLM then takes each one's last rows."""
-        scheduled = scheduler_output.num_scheduled_tokens
-        if scheduler_output.scheduled_spec_decode_tokens or not self._fresh.isdisjoint(scheduled):
-            return False
-        # Of a step that was scheduled before the first token had come.
-        for request_id in self._re_block_ids.keys() & scheduled.keys():
-            del self._re_block_ids[request_id]
-        return True
+    def _without_token(self, scheduled: Mapping[str, int]) -> dict[str, Any]:
+        """Requests of a step that had no token before it."""
+        alive = self.requests
+        return {
+            one: alive[one] for one in scheduled.keys() & self._fresh if one in alive and not alive[one].num_output_tokens
+        }
+
+    def _prompts(self, outputs: list[Any], firsts: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Rows of a whole prompt, for those that have their first token now."""
+        found = {}
+        for one in outputs if firsts or self._re_block_ids else ():
+            if not one.new_token_ids:
+                continue
+            blocks, request = self._re_block_ids.pop(one.request_id, []), firsts.get(one.request_id)
+            if request is not None:
+                params = request.sampling_params
+                start = (params.routed_experts_prompt_start if params is not None else None) or 0
+                found[one.request_id] = self.routed_experts_mgr.get(
+                    blocks, request.num_prompt_tokens, token_start=start
+                )
+        return found
+
+    def _forget(self, firsts: Mapping[str, Any]) -> None:
+        alive = self.requests
+        self._fresh.difference_update(one for one in firsts if one not in alive or alive[one].num_output_tokens)
+        if len(self._fresh) > len(alive):  # some ended while they waited
+            self._fresh.intersection_update(alive)
 
 
 class JoinedScheduler(_Joined, Scheduler):
@@ -109,62 +125,3 @@ def is_known() -> bool:
         major, minor = (int(part) for part in version.split(".")[:2])
         return major == 0 and 26 <= minor <= 30
     return False
-
-
-def take_apart(output_processor: Any) -> None:
-    """Makes vLLM's ``OutputProcessor`` understand joined outputs; a scheduler of its own kind goes on working."""
-    process = output_processor.process_outputs
-
-    def process_outputs(outputs: Any, *arguments: Any, **named: Any) -> Any:
-        _unpack(outputs)
-        return process(outputs, *arguments, **named)
-
-    output_processor.process_outputs = process_outputs
-
-
-def _chunks(outputs: list[Any]) -> Iterator[list[Any]]:
-    """Outputs as the front end takes them; a frame lies in the first of each chunk."""
-    size = envs.VLLM_V1_OUTPUT_PROC_CHUNK_SIZE
-    return (outputs[start : start + size] for start in range(0, len(outputs), size))
-
-
-def _ends(scheduler_output: Any, model_runner_output: Any) -> Mapping[str, int]:
-    """Behind each request's rows of a step, which lie in the order of the worker's batch."""
-    counts = scheduler_output.num_scheduled_tokens
-    return dict(
-        zip(model_runner_output.req_ids, accumulate(map(counts.__getitem__, model_runner_output.req_ids)), strict=True)
-    )
-
-
-def _pack(outputs: list[Any], rows: tuple[np.ndarray, Mapping[str, int]] | None = None) -> None:
-    """Joins what the outputs hold. With ``rows`` (a step's ids, and where each request's end) routes are the last of these."""
-    for chunk in _chunks(outputs):
-        requests = [one.request_id for one in chunk]
-        if rows is None:
-            routes = _frames.join(requests, [one.routed_experts for one in chunk])
-        else:
-            ids, ends = rows
-            # vLLM also answers for requests outside the step, such as those it could not load: they have no new token.
-            places = [ends.get(one, 0) for one in requests]
-            routes = _frames.take(requests, ids, places, [len(one.new_token_ids) for one in chunk])
-        if routes is not None:
-            for one in chunk:
-                one.routed_experts = None
-            chunk[0].routed_experts = routes
-        logprobs = _frames.join_logprobs(requests, [one.new_logprobs for one in chunk])
-        if logprobs is not None:
-            for one in chunk:
-                one.new_logprobs = None
-            chunk[0].new_logprobs = LogprobsLists(*logprobs)
-
-
-def _unpack(outputs: list[Any]) -> None:
-    for chunk in _chunks(outputs):
-        requests = [one.request_id for one in chunk]
-        routes, logprobs = chunk[0].routed_experts, chunk[0].new_logprobs
-        if _frames.is_frame(routes):
-            for one, rows in zip(chunk, _frames.split(requests, routes), strict=True):
-                one.routed_experts = rows
-        if logprobs is not None and logprobs.cu_num_generated_tokens is not None:
-            for one, values in zip(chunk, _frames.split_logprobs(requests, logprobs), strict=True):
-                one.new_logprobs = None if values is None else LogprobsLists(*values)
