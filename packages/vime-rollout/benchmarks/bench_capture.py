@@ -8,8 +8,9 @@ all prompts are read together, and all answers go out together when the engine h
 to one and a half times as many tokens, and the next request comes when one ends, as in a rollout.
 
 Prints medians: tokens a second, and the CPU time of a step (one token for each place) in front end and core (on CPU without the
-worker that runs the model), which moves less with whatever else a host does; and the ratio of on to off, round by round. The host of
-a GPU runs the same Python for a step as a CPU's: only ids a token (layers times top-k) and requests count, so the model can be narrow.
+worker that runs the model), which moves less with whatever else a host does; and the ratio of on to off, round by round. The host
+of a GPU runs the same Python for a step as a CPU's: only ids a token (layers times top-k) and requests count, so the model can be
+narrow.
 """
 
 from __future__ import annotations
@@ -172,7 +173,8 @@ def main() -> None:
                 if number >= 0:
                     found[name].append(figures)
     what = f"{options.layers * options.top_k} ids a token" if options.model is None else options.model
-    print(f"{platform.machine()}, {os.cpu_count()} cores; {options.requests} places, {options.waves} waves, {what}, {options.rounds} rounds")
+    load = f"{options.requests} places, {options.waves} waves, {what}, {options.rounds} rounds"
+    print(f"{platform.machine()}, {os.cpu_count()} cores; {load}")
     for name, rounds in found.items():
         line = []
         for key in rounds[0]:

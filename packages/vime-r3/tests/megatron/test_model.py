@@ -97,6 +97,46 @@ def test_all_holes_is_the_model_alone(batch):
     assert usage.flips.tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("measure", [False, True])
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.int64, torch.uint8])
+def test_tokens_that_nobody_reads_look_for_no_route_of_their_own(batch, monkeypatch, kind, measure):
+    model, ids = build(), random_ids(12, 3)
+    valid, unread = torch.arange(12) % 5 != 1, torch.arange(12) >= 10
+    ids[~valid] = 99
+    given = ids.to(kind) if isinstance(kind, torch.dtype) else ids.numpy().astype(kind)
+    replay, seen, looked = attach(model), watch(model), []
+    index_select = torch.Tensor.index_select
+    monkeypatch.setattr(
+        torch.Tensor, "index_select", lambda one, dim, places: looked.append(places) or index_select(one, dim, places)
+    )
+    with replay.use(given, valid, unread=unread, measure=measure) as usage:
+        run(model, batch[0])
+    rows = [seen[number]["chosen"] for number in range(3)]
+    for number in range(3):
+        # Token 11 has no row and is read by nobody; token 10 has one; tokens 1 and 6 route themselves.
+        assert rows[number][11].tolist() == [True, True] + [False] * 6
+        assert torch.equal(rows[number][valid], chosen_mask(ids[valid, number]))
+    # The others are Megatron's, of all tokens.
+    assert measure or [places.tolist() for places in looked if len(places) < 12] == [[1, 6]] * 3
+    if measure:
+        assert usage.replayed.tolist() == [3 * int(one) for one in valid]
+        assert int(usage.flips[0]) <= int(valid.sum()) and not usage.flipped[~valid].any()
+
+
+def test_what_nobody_reads_changes_nothing_else(batch):
+    model = build()
+    replay, ids = attach(model), random_ids(12, 3)
+    valid = torch.arange(12) < 11
+    found = []
+    for unread in (None, ~valid):
+        with replay.use(ids, valid, unread=unread):
+            # The last token of a causal model: its own output is left out.
+            found.append(run(model, batch[0], batch[2])[..., :11].clone())
+    assert torch.equal(*found)
+    with pytest.raises(ContractError, match=r"unread: must be bool \[12\]"), replay.use(ids, valid, unread=valid[:3]):
+        pass
+
+
 def test_outside_use_the_model_routes_itself(batch):
     model = build()
     alone = run(model, batch[0])

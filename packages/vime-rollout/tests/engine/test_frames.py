@@ -123,6 +123,6 @@ def test_an_answer_from_outside_the_step_has_no_rows():
     outputs = [
         types.SimpleNamespace(request_id=one, new_token_ids=new, **empty) for one, new in (("failed", []), ("a", [7]))
     ]
-    _packing.pack(outputs, _packing.Rows(ids, {"b": 1, "a": 3}))
+    _packing.pack(outputs, _packing.Rows(ids, {"b": 0, "a": 2}))
     none, rows = _frames.split(["failed", "a"], outputs[0].routed_experts)
     assert none is None and np.array_equal(rows, ids[2:])

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from vime_r3.megatron._rows import Rows
+
 
 class ReplayError(RuntimeError):
     """Routes were not used exactly once, or do not fit the tokens."""
@@ -62,29 +64,20 @@ class Pass:
 
     Args:
         layer_ids: global numbers of the model's MoE layers.
-        ids: integers ``[tokens, layers, top_k]``, in the order of ``layer_ids``, where the routers are; None when the model
-            routes itself.
-        valid: bool ``[tokens]``; None when every row is replayed.
-        holes: int64, the tokens that are not valid; None when they are not known without waiting for a device.
+        rows: of these layers, in this order; None when the model routes itself.
         measure: count where the live top-k differs.
         record: keep the live top-k.
     """
 
-    def __init__(
-        self,
-        layer_ids: Sequence[int],
-        ids: torch.Tensor | None = None,
-        valid: torch.Tensor | None = None,
-        holes: torch.Tensor | None = None,
-        measure: bool = False,
-        record: bool = False,
-    ):
+    def __init__(self, layer_ids: Sequence[int], rows: Rows | None = None, measure: bool = False, record: bool = False):
         self.layer_ids = tuple(layer_ids)
-        self.ids = ids
-        self.valid = valid
-        self.holes = holes
+        self.rows = rows
+        if rows is not None:
+            self._ids = rows.ids.unbind()
+            # The same memory: holes are filled in here, which autograd, that keeps the ids of other layers, need not see.
+            self._open = rows.ids.data.unbind()
         self.record: list[torch.Tensor | None] | None = [None] * len(self.layer_ids) if record else None
-        self.usage = Usage(self.layer_ids, 0 if ids is None else ids.shape[0]) if ids is not None else None
+        self.usage = Usage(self.layer_ids, rows.ids.shape[1]) if rows is not None else None
         self.measure = measure
         self.forward = True
         self.calls = [0] * len(self.layer_ids)
@@ -103,7 +96,7 @@ class Pass:
         Raises:
             ReplayError: names the layers.
         """
-        if self.ids is None:
+        if self.rows is None:
             return
         wrong = {layer: count for layer, count in zip(self.layer_ids, self.calls, strict=True) if count != 1}
         if wrong:
@@ -123,7 +116,8 @@ class Pass:
         """
         place = self._place[layer]
         self.calls[place] += 1
-        if self.ids is None:
+        rows = self.rows
+        if rows is None:
             chosen = live()
             if self.record is not None and self.forward:
                 self.record[place] = chosen[1].detach()
@@ -131,34 +125,34 @@ class Pass:
         if self.calls[place] > 1:
             phase = "forward pass" if self.forward else "recomputation"
             raise ReplayError(f"the router of layer {layer} ran twice in one {phase}")
-        if scores.shape[0] != self.ids.shape[0]:
+        ids = self._ids[place]
+        if scores.shape[0] != ids.shape[0]:
             raise ReplayError(
-                f"the router of layer {layer} has {scores.shape[0]} tokens, but {self.ids.shape[0]} rows were given; "
+                f"the router of layer {layer} has {scores.shape[0]} tokens, but {ids.shape[0]} rows were given; "
                 "rows must be laid out as this rank's tokens are"
             )
-        ids = self.ids[:, place].to(torch.int64, copy=True)
         measure = self.measure and self.forward
-        if not measure and by_token and self.holes is not None:
-            # They are few: the last tokens of sequences, mostly.
-            ids.index_copy_(0, self.holes, live(self.holes)[1])
-        elif measure or self.valid is not None:
+        if not measure and by_token and rows.holes is not None:
+            # They are few.
+            self._open[place].index_copy_(0, rows.holes, live(rows.holes)[1])
+        elif measure or rows.live is not None:
             own = live()[1]
             if measure:
                 self._count(place, own, ids)
-            if self.valid is not None:
-                ids = torch.where(self.valid.unsqueeze(1), ids, own)
+            if rows.live is not None:
+                ids = torch.where(rows.live.unsqueeze(1), own, ids)
         # The scores are those of all experts, before any top-k, so that a replayed expert outside it keeps its gradient.
         return scores.gather(1, ids), ids
 
     def _count(self, place: int, own: torch.Tensor, ids: torch.Tensor) -> None:
         differs = ~(own.unsqueeze(2) == ids.unsqueeze(1)).any(dim=2).all(dim=1)
-        if self.valid is not None:
-            differs &= self.valid
-        usage = self.usage
+        usage, valid = self.usage, self.rows.valid
+        if valid is not None:
+            differs &= valid
         if usage.flips is None:
             usage.flips = torch.zeros(len(self.layer_ids), dtype=torch.int64, device=ids.device)
             usage.flipped = torch.zeros_like(differs)
             usage.replayed = torch.zeros(len(differs), dtype=torch.int64, device=ids.device)
-        usage.replayed += 1 if self.valid is None else self.valid
+        usage.replayed += 1 if valid is None else valid
         usage.flips[place] += differs.sum()
         usage.flipped |= differs

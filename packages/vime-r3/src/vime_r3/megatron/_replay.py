@@ -80,6 +80,7 @@ class Replay:
         layer_ids: Sequence[int] | None = None,
         measure: bool = False,
         exact: np.ndarray | torch.Tensor | None = None,
+        unread: np.ndarray | torch.Tensor | None = None,
     ) -> Iterator[Usage]:
         """Replays in the one forward pass that runs inside; its backward pass may run inside or later.
 
@@ -92,14 +93,19 @@ class Replay:
             measure: count rows that are replayed, and tokens that the trainer alone would have routed otherwise (costs one
                 live top-k a layer).
             exact: bool ``[tokens]``, see ``vime_r3.trace.Routes``; counted when measured. Default: nothing is said of it.
+            unread: bool ``[tokens]``: tokens whose outputs nothing depends on, such as padding and the last token of a sequence,
+                which no other sees and whose prediction nobody asks for. Those of them without a row take experts 0 to
+                ``top_k`` - 1, since a live choice costs each layer four operations. Do not use it where a loss depends on how
+                tokens are spread over experts. Default: none.
 
         Raises:
             ContractError: ids that do not fit the model.
             ReplayError: inside, no or more than one forward pass, a router that ran never or twice, or other tokens.
         """
         self._check_idle()
-        given = prepare(ids, valid, self.layer_ids if layer_ids is None else tuple(layer_ids), self._routers, self._device)
-        coming = Pass(self.layer_ids, given.ids, given.valid, given.holes, measure=measure)
+        layers = self.layer_ids if layer_ids is None else tuple(layer_ids)
+        rows = prepare(ids, valid, unread, layers, self._routers, self._device, measure)
+        coming = Pass(self.layer_ids, rows, measure=measure)
         if measure and exact is not None:
             coming.usage.inexact = inexact_tokens(exact, valid, len(ids))
         yield from self._run(coming)

@@ -20,56 +20,111 @@ Array = np.ndarray | torch.Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """What ``Pass`` takes, where the routers are: see there."""
+    """Rows where the routers are.
+
+    Attributes:
+        ids: int64 ``[layers, tokens, top_k]``.
+        valid: bool ``[tokens]``: tokens that have a row; None when all have one, or when nobody asks.
+        live: bool ``[tokens]``: tokens that route themselves; None when none does, or when nobody asks.
+        holes: int64: the same tokens; None when none does, or when they are not known without waiting for a device.
+    """
 
     ids: torch.Tensor
-    valid: torch.Tensor | None
-    holes: torch.Tensor | None
+    valid: torch.Tensor | None = None
+    live: torch.Tensor | None = None
+    holes: torch.Tensor | None = None
 
 
 def prepare(
-    ids: Array, valid: Array | None, given: tuple[int, ...], routers: Mapping[int, Any], device: torch.device | None
+    ids: Array,
+    valid: Array | None,
+    unread: Array | None,
+    given: tuple[int, ...],
+    routers: Mapping[int, Any],
+    device: torch.device | None,
+    measure: bool = False,
 ) -> Rows:
-    """Copies of the rows of this model's layers and of the mask, on their way to ``device``.
+    """Copies of the rows of this model's layers, on their way to ``device``.
 
     Args:
         ids: integers ``[tokens, layers, top_k]``.
         valid: bool ``[tokens]``; default: all.
+        unread: bool ``[tokens]``, see ``Replay.use``.
         given: global numbers of the layers of ``ids``.
         routers: this model's, by global layer number.
         device: where they are; None without any.
+        measure: whether masks are asked for.
 
     Raises:
         ContractError: ids that do not fit the model. Those that lie on a device are not looked at, which would wait for it.
     """
-    ids, valid = _on_host(ids), _on_host(valid)
+    ids, valid, unread = _on_host(ids), _on_host(valid), _on_host(unread)
     _check_shape(ids, given, routers)
     _check_mask("valid", valid, len(ids))
+    _check_mask("unread", unread, len(ids))
     wanted = tuple(routers)
     if given != wanted:
         ids = ids[:, [given.index(layer) for layer in wanted]]
-    pinned = device is not None and device.type == "cuda"
-    holes = mask = None
-    if isinstance(valid, np.ndarray):
-        holes = np.flatnonzero(~valid.astype(bool, copy=False))
-        mask = _copied(valid, torch.bool, pinned) if len(holes) else None
-    elif valid is not None:
-        mask = valid.bool()
+    # Megatron's choice by groups of experts takes all tokens of a layer.
+    measure = measure or any(router.config.moe_router_group_topk for router in routers.values())
+    there = device or (ids.device if isinstance(ids, torch.Tensor) else torch.device("cpu"))
     if isinstance(ids, np.ndarray):
-        # torch has no full uint16: widen; the copy also detaches from a read-only payload.
-        kind = {"|u1": torch.uint8, "<u2": torch.int32}.get(ids.dtype.str, torch.int64)
-        rows = _copied(ids, kind, pinned)
-        if mask is not None:
-            # Rows of holes may hold anything; they must still be readable. They are few.
-            rows.numpy()[torch.nonzero(~mask).flatten().cpu().numpy() if holes is None else holes] = 0
-        if rows.numel():
-            _check_range(rows.numpy(), next(iter(routers.values())).num_experts)
+        masks = (one.cpu().numpy() if isinstance(one, torch.Tensor) else one for one in (valid, unread))
+        rows, *masks = _from_host(ids, *masks, routers, there, measure)
     else:
-        rows = ids.clone()
-    there = device or rows.device
-    places = torch.from_numpy(holes) if holes is not None and mask is not None else None
+        rows, *masks = _from_device(*(None if one is None else torch.as_tensor(one).to(there) for one in (ids, valid, unread)))
+    # By layer, and as the gate's gather wants them: once, not in each layer.
+    by_layer = torch.empty((rows.shape[1], rows.shape[0], rows.shape[2]), dtype=torch.int64, device=there)
+    return Rows(by_layer.copy_(rows.transpose(0, 1)), *masks)
+
+
+def _from_host(
+    ids: np.ndarray,
+    valid: np.ndarray | None,
+    unread: np.ndarray | None,
+    routers: Mapping[int, Any],
+    there: torch.device,
+    measure: bool,
+) -> tuple[torch.Tensor | None, ...]:
+    missing = np.zeros(0, np.int64) if valid is None else np.flatnonzero(~valid.astype(bool, copy=False))
+    # Without any row a pass is the model alone, to the last bit: where a token goes decides which ones are multiplied with it.
+    spare = unread is not None and len(missing) < len(ids)
+    holes = missing[~unread.astype(bool, copy=False)[missing]] if spare else missing
+    pinned = there.type == "cuda"
+    # torch has no full uint16: widen; the copy also detaches from a read-only payload.
+    rows = _copied(ids, {"|u1": torch.uint8, "<u2": torch.int32}.get(ids.dtype.str, torch.int64), pinned)
+    # What has no row may hold anything, and must be readable. These are few.
+    rows.numpy()[missing] = _filler(ids.shape[2])
+    if rows.numel():
+        _check_range(rows.numpy(), next(iter(routers.values())).num_experts)
+    live = None
+    if measure and len(holes):
+        live = torch.zeros(len(ids), dtype=torch.bool, device="cpu", pin_memory=pinned)
+        live.numpy()[holes] = True
+    parts = (
+        rows,
+        _copied(valid, torch.bool, pinned) if measure and len(missing) else None,
+        live,
+        torch.from_numpy(holes) if len(holes) else None,
+    )
     # On their way before the forward pass: a copy in its midst would wait for all of it that is queued.
-    return Rows(*(None if part is None else part.to(there, non_blocking=True) for part in (rows, mask, places)))
+    return tuple(None if part is None else part.to(there, non_blocking=True) for part in parts)
+
+
+def _from_device(
+    ids: torch.Tensor, valid: torch.Tensor | None, unread: torch.Tensor | None
+) -> tuple[torch.Tensor | None, ...]:
+    if valid is None:
+        return ids, None, None, None
+    valid = valid.bool()
+    filler = torch.arange(ids.shape[2], device=ids.device).to(ids.dtype)
+    rows = torch.where(valid[:, None, None], ids, filler)
+    return rows, valid, ~valid if unread is None else ~(valid | unread.bool()), None
+
+
+def _filler(top_k: int) -> np.ndarray:
+    """Experts of a token whose outputs nobody reads: different ones, as each token has."""
+    return np.arange(top_k)
 
 
 def inexact_tokens(exact: Array, valid: Array | None, tokens: int) -> torch.Tensor:

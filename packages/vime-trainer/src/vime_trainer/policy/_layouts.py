@@ -67,6 +67,7 @@ class Prepared:
         length: tokens that go through the model, on all ranks together.
         routes: for the tokens that this rank's routers see.
         seen: int64 on the host: place in the batch of each such token, -1 for padding.
+        unread: bool on the host, of each such token: padding, and last tokens, which predict nothing and which no other sees.
     """
 
     tokens: Tensor
@@ -81,6 +82,7 @@ class Prepared:
     length: int
     routes: ReplayRows | RecordRows | None
     seen: np.ndarray
+    unread: np.ndarray
 
 
 def stream_length(lengths: Sequence[int], padded: bool, cut: Cut) -> int:
@@ -190,6 +192,7 @@ def prepare(
         length=len(stream),
         routes=_routes(host.routes, seen),
         seen=seen,
+        unread=(seen < 0) | np.isin(seen, host.cu_seqlens[1:].numpy() - 1),
     )
 
 

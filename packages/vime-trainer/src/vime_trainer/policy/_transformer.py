@@ -333,7 +333,12 @@ class Transformer:
         if isinstance(routes, RecordRows):
             return self.replays[chunk].record()
         return self.replays[chunk].use(
-            routes.ids, routes.valid, layer_ids=routes.layer_ids, measure=routes.measure, exact=routes.exact
+            routes.ids,
+            routes.valid,
+            layer_ids=routes.layer_ids,
+            measure=routes.measure,
+            exact=routes.exact,
+            unread=item.unread,
         )
 
     def _fill(self, read: Callable[[str, models.Box], Tensor]) -> None:

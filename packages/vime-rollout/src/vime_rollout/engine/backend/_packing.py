@@ -20,29 +20,31 @@ class Rows:
 
     Attributes:
         ids: ``[tokens, layers, top_k]``.
-        ends: behind each request's rows.
+        last: where each request's last row is.
         prompts: routes of those requests that get more than their last row.
     """
 
     ids: np.ndarray
-    ends: Mapping[str, int]
+    last: Mapping[str, int]
     prompts: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, ids: np.ndarray, scheduler_output: Any, model_runner_output: Any) -> Rows:
+        """Rows lie in the order of the worker's batch, those of a request together."""
+        names = model_runner_output.req_ids
+        if len(ids) == len(names):
+            return cls(ids, model_runner_output.req_id_to_index)
+        counts = scheduler_output.num_scheduled_tokens
+        ends = accumulate(map(counts.__getitem__, names))
+        return cls(ids, {name: end - 1 for name, end in zip(names, ends, strict=True)})
 
     def take(self, requests: list[str], chunk: list[Any]) -> np.ndarray | None:
         """The frame of some requests' outputs."""
         # vLLM also answers for requests outside the step, such as those it could not load: they have no new token.
-        ends = [self.ends.get(one, 0) for one in requests]
+        ends = [self.last.get(one, -1) + 1 for one in requests]
         prompts = self.prompts
         whole = {place: prompts[one] for place, one in enumerate(requests) if one in prompts} if prompts else {}
         return _frames.take(requests, self.ids, ends, [len(one.new_token_ids) for one in chunk], whole)
-
-
-def row_ends(scheduler_output: Any, model_runner_output: Any) -> Mapping[str, int]:
-    """Behind each request's rows of a step, which lie in the order of the worker's batch."""
-    counts = scheduler_output.num_scheduled_tokens
-    return dict(
-        zip(model_runner_output.req_ids, accumulate(map(counts.__getitem__, model_runner_output.req_ids)), strict=True)
-    )
 
 
 def pack(outputs: list[Any], rows: Rows | None = None) -> None:

@@ -63,7 +63,7 @@ class _Joined:
                 self.routed_experts_mgr.store_batch(narrow, routed.slot_mapping)
                 model_runner_output.routed_experts = None
                 firsts = self._without_token(scheduler_output.num_scheduled_tokens)
-                rows = _packing.Rows(narrow, _packing.row_ends(scheduler_output, model_runner_output))
+                rows = _packing.Rows.of(narrow, scheduler_output, model_runner_output)
         answer = super().update_from_output(scheduler_output, model_runner_output)
         for one in answer.values():
             if rows is not None:
