@@ -9,7 +9,7 @@ from vime_proto.errors import ContractError
 from vime_proto.version import policy_version
 from vime_r3.agreement import compare
 from vime_r3.layout import pack
-from vime_r3.megatron import ReplayError, attach
+from vime_r3.megatron import ReplayError, _pass, attach
 from vime_r3.trace import decode, encode
 
 
@@ -163,7 +163,9 @@ def test_two_models_replay_apart(batch):
         run(policy, batch[0])
 
 
-def test_measured_flips_are_those_of_the_models_own_choice(batch):
+@pytest.mark.parametrize("at_once", [1, 1 << 20], ids=["layer by layer", "all layers"])
+def test_measured_flips_are_those_of_the_models_own_choice(batch, monkeypatch, at_once):
+    monkeypatch.setattr(_pass, "_COMPARED", at_once)
     model = build()
     replay = attach(model)
     with replay.record() as own:

@@ -9,6 +9,9 @@ import torch
 
 from vime_r3.megatron._rows import Rows
 
+_COMPARED = 1 << 27
+"""Most pairs of ids that are compared at once, a byte each."""
+
 
 class ReplayError(RuntimeError):
     """Routes were not used exactly once, or do not fit the tokens."""
@@ -76,6 +79,7 @@ class Pass:
             self._ids = rows.ids.unbind()
             # The same memory: holes are filled in here, which autograd, that keeps the ids of other layers, need not see.
             self._open = rows.ids.data.unbind()
+            self._own: list[torch.Tensor | None] = [None] * len(self.layer_ids)
         self.record: list[torch.Tensor | None] | None = [None] * len(self.layer_ids) if record else None
         self.usage = Usage(self.layer_ids, rows.ids.shape[1]) if rows is not None else None
         self.measure = measure
@@ -138,21 +142,28 @@ class Pass:
         elif measure or rows.live is not None:
             own = live()[1]
             if measure:
-                self._count(place, own, ids)
+                self._own[place] = own
             if rows.live is not None:
                 ids = torch.where(rows.live.unsqueeze(1), own, ids)
         # The scores are those of all experts, before any top-k, so that a replayed expert outside it keeps its gradient.
         return scores.gather(1, ids), ids
 
-    def _count(self, place: int, own: torch.Tensor, ids: torch.Tensor) -> None:
-        differs = ~(own.unsqueeze(2) == ids.unsqueeze(1)).any(dim=2).all(dim=1)
-        usage, valid = self.usage, self.rows.valid
-        if valid is not None:
-            differs &= valid
-        if usage.flips is None:
-            usage.flips = torch.zeros(len(self.layer_ids), dtype=torch.int64, device=ids.device)
-            usage.flipped = torch.zeros_like(differs)
-            usage.replayed = torch.zeros(len(differs), dtype=torch.int64, device=ids.device)
-        usage.replayed += 1 if valid is None else valid
-        usage.flips[place] += differs.sum()
-        usage.flipped |= differs
+    def count(self) -> None:
+        """Counts what was measured, once the forward pass has ended: of all layers together, since each operation costs the same."""
+        usage, rows = self.usage, self.rows
+        if usage is None or not self.measure or not self.layer_ids:
+            return
+        layers, tokens, top_k = rows.ids.shape
+        differs = torch.empty((layers, tokens), dtype=torch.bool, device=rows.ids.device)
+        at_once = max(1, _COMPARED // max(1, tokens * top_k * top_k))
+        for first in range(0, layers, at_once):
+            part = slice(first, first + at_once)
+            own = torch.stack(self._own[part])
+            same = (own.unsqueeze(3) == rows.ids[part].unsqueeze(2)).any(dim=3).all(dim=2)
+            torch.logical_not(same, out=differs[part])
+        self._own = []
+        if rows.valid is not None:
+            differs &= rows.valid
+        usage.flips, usage.flipped = differs.sum(dim=1), differs.any(dim=0)
+        replayed = torch.ones(tokens, dtype=torch.bool, device=differs.device) if rows.valid is None else rows.valid
+        usage.replayed = replayed.to(torch.int64) * layers

@@ -144,6 +144,7 @@ class Replay:
     def _after(self, _module, _args, output) -> None:
         done, self._current = self._current, None
         done.check_used()
+        done.count()
 
         def begin(grad: torch.Tensor) -> None:
             done.start_backward()
