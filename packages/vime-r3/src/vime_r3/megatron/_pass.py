@@ -149,7 +149,7 @@ class Pass:
         return scores.gather(1, ids), ids
 
     def count(self) -> None:
-        """Counts what was measured, once the forward pass has ended: of all layers together, since each operation costs the same."""
+        """Counts what was measured when the forward pass has ended: of all layers at once, which takes fewer operations."""
         usage, rows = self.usage, self.rows
         if usage is None or not self.measure or not self.layer_ids:
             return

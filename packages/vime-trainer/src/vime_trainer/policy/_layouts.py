@@ -192,8 +192,15 @@ def prepare(
         length=len(stream),
         routes=_routes(host.routes, seen),
         seen=seen,
-        unread=(seen < 0) | np.isin(seen, host.cu_seqlens[1:].numpy() - 1),
+        unread=_unread(host, seen),
     )
+
+
+def _unread(batch: PackedBatch, seen: np.ndarray) -> np.ndarray:
+    last = np.zeros(batch.total + 1, dtype=np.bool_)
+    last[batch.cu_seqlens[1:].numpy() - 1] = True
+    last[-1] = True  # that is where padding looks
+    return last[seen]
 
 
 def _check_ids(tokens: Tensor, vocab: int) -> None:
