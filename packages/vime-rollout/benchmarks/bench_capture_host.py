@@ -1,6 +1,9 @@
 """What route capture costs the host of an engine at every step, without a model: vLLM's scheduler, its messages, its front end.
 
-    python benchmarks/bench_capture_host.py [--layers 48 --experts 128 --top-k 8] [--requests 256 --prompt 128 --tokens 512]
+    python benchmarks/bench_capture_host.py [--layers 48 --experts 128 --top-k 8 --requests 256 --prompt 128 --tokens 512 --waves 1]
+
+With `--waves 1` all requests come at once and have equally many tokens. With more, answers have half to one and a half times as
+many tokens and the next request comes when one ends, so that most steps have a prompt too; all steps then count as decoding.
 
 Milliseconds of CPU a step of decoding (one token for each request; the traces made at the end are in it) and a prompt, medians over
 rounds in alternating order: off and on as vime-rollout does it, and as vLLM does it. "core" is scheduler and packing, "front end"
@@ -11,6 +14,7 @@ costs to copy routes from the GPU is not in it.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import platform
 import statistics
@@ -61,50 +65,57 @@ def run(kind, folder: Path, pipe: Pipe, options, capture: bool, joined: bool) ->
 
     from vime_proto.version import policy_version
     from vime_r3 import capture as r3
-    from vime_rollout.engine.backend import _scheduler
+    from vime_rollout.engine.backend import _packing
     from vime_rollout.engine.backend._collect import SinkCollector
 
-    length = options.prompt + options.tokens
+    answers = lengths(options)
+    length = options.prompt + max(answers)
     blocks = options.requests * (length // BLOCK + 2)
     sizes = {"block_size": BLOCK, "max_seqs": options.requests, "budget": 8192, "length": length}
     one = schedulers.make(kind, folder, blocks, capture=capture, **sizes)
     front = OutputProcessor(None, log_stats=False)
     if joined:
-        _scheduler.take_apart(front)
+        _packing.take_apart(front)
     rng = np.random.default_rng(0)
     row = np.stack([rng.permutation(options.experts)[: options.top_k] for _ in range(options.layers)])
     routes = np.broadcast_to(row, (8192, *row.shape)).astype(np.int32)
     version, done = policy_version("run", 0, 1), []
 
-    def sink(output) -> None:
+    def sink(tokens: int, output) -> None:
         if output.finish is not None:
             done.append(output.finish)
             if capture:
                 r3.from_vllm(
                     output.routes, moe_layer_ids=range(options.layers), experts=options.experts, top_k=options.top_k,
-                    version=version, prompt_tokens=options.prompt, generated_tokens=options.tokens,
+                    version=version, prompt_tokens=options.prompt, generated_tokens=tokens,
                 )  # fmt: skip
 
-    for number in range(options.requests):
+    def add(number: int) -> None:
+        tokens = answers[number]
         params = SamplingParams(
-            max_tokens=options.tokens, ignore_eos=True, logprobs=0, flat_logprobs=True, detokenize=False,
+            max_tokens=tokens, ignore_eos=True, logprobs=0, flat_logprobs=True, detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )  # fmt: skip
         name, prompt = f"{number:032x}-{number:08x}", rng.integers(3, 60, options.prompt).tolist()
         one.add_request(schedulers.request(name, prompt, params, BLOCK))
         asked = EngineCoreRequest(name, prompt, None, params, None, 0.0, None, None, None, external_req_id=name)
-        front.add_request(asked, None, None, 0, SinkCollector(name, sink))
+        front.add_request(asked, None, None, 0, SinkCollector(name, functools.partial(sink, tokens)))
 
     def logprobs(n: int) -> LogprobsLists:
         return LogprobsLists(np.ones((n, 1), np.int32), np.full((n, 1), -1.0, np.float32), np.ones(n, np.int32), None)
 
     spent = {(part, name): 0.0 for part in ("decoding", "prompts") for name in ("core", "front end")}
-    while len(done) < options.requests:
+    added = 0
+    while len(done) < len(answers):
+        while added < min(len(answers), len(done) + options.requests):
+            add(added)
+            added += 1
         at = time.process_time()
         scheduled = one.schedule()
         seconds = time.process_time() - at
         counts = scheduled.num_scheduled_tokens
-        part = "decoding" if scheduled.total_num_scheduled_tokens == len(counts) == options.requests else "prompts"
+        steady = scheduled.total_num_scheduled_tokens == len(counts) == options.requests
+        part = "decoding" if steady or options.waves > 1 else "prompts"
         spent[part, "core"] += seconds
         answer = schedulers.work(one, scheduled, (lambda n: routes[:n]) if capture else None, logprobs, BLOCK)
         at = time.process_time()
@@ -118,8 +129,16 @@ def run(kind, folder: Path, pipe: Pipe, options, capture: bool, joined: bool) ->
             at = time.process_time()
             spent[part, "front end"] += at - sent
         spent[part, "core"] += time.process_time() - at
-    per = {"decoding": options.tokens, "prompts": options.requests}
-    return {" ".join(key): 1e3 * seconds / per[key[0]] for key, seconds in spent.items()}
+    per = {"decoding": sum(answers) / options.requests, "prompts": len(answers)}
+    return {" ".join(key): 1e3 * seconds / per[key[0]] for key, seconds in spent.items() if seconds}
+
+
+def lengths(options: argparse.Namespace) -> list[int]:
+    """Tokens of each answer."""
+    if options.waves == 1:
+        return [options.tokens] * options.requests
+    half = options.tokens // 2
+    return np.random.default_rng(0).integers(half, options.tokens + half + 1, options.requests * options.waves).tolist()
 
 
 def main() -> None:
@@ -131,6 +150,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--waves", type=int, default=1, help="requests for each of the places")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     import vllm
@@ -146,7 +166,7 @@ def main() -> None:
     }
     cfg = models.config(moe=True, layers=options.layers) | {
         "num_experts": options.experts, "num_experts_per_tok": options.top_k, "mlp_only_layers": [],
-        "max_position_embeddings": options.prompt + options.tokens,
+        "max_position_embeddings": options.prompt + options.tokens * 2,
     }  # fmt: skip
     found: dict[str, list[dict[str, float]]] = {name: [] for name in kinds}
     with tempfile.TemporaryDirectory() as folder:
@@ -160,8 +180,9 @@ def main() -> None:
                 gc.freeze()
                 found[name].append(run(kind, Path(folder), pipe, options, capture, joined))
     print(
-        f"vLLM {vllm.__version__}, {platform.machine()}; {options.requests} requests, {options.layers} x {options.top_k} ids "
-        f"a token, {options.prompt} + {options.tokens} tokens, {options.rounds} rounds; ms of CPU, medians (spreads)"
+        f"vLLM {vllm.__version__}, {platform.machine()}; {options.requests} places, {options.waves} waves, "
+        f"{options.layers} x {options.top_k} ids a token, {options.prompt} + {options.tokens} tokens, {options.rounds} rounds; "
+        "ms of CPU, medians (spreads)"
     )
     for name, rounds in found.items():
         line = []
