@@ -94,8 +94,8 @@ class Replay:
                 live top-k a layer).
             exact: bool ``[tokens]``, see ``vime_r3.trace.Routes``; counted when measured. Default: nothing is said of it.
             unread: bool ``[tokens]``: tokens whose outputs nothing depends on, such as padding and the last token of a sequence,
-                which no other sees and whose prediction nobody asks for. Those of them without a row take experts 0 to
-                ``top_k`` - 1, since a live choice costs each layer four operations. Do not use it where a loss depends on how
+                which no other sees and whose prediction nobody asks for. Those of them without a row take experts
+                in turn, since a live choice costs each layer four operations. Do not use it where a loss depends on how
                 tokens are spread over experts. Default: none.
 
         Raises:

@@ -72,7 +72,8 @@ def prepare(
         masks = (one.cpu().numpy() if isinstance(one, torch.Tensor) else one for one in (valid, unread))
         rows, *masks = _from_host(ids, *masks, routers, there, measure)
     else:
-        rows, *masks = _from_device(*(None if one is None else torch.as_tensor(one).to(there) for one in (ids, valid, unread)))
+        there_too = (None if one is None else torch.as_tensor(one).to(there) for one in (ids, valid, unread))
+        rows, *masks = _from_device(*there_too, _experts(routers))
     # By layer, and as the gate's gather wants them: once, not in each layer.
     by_layer = torch.empty((rows.shape[1], rows.shape[0], rows.shape[2]), dtype=torch.int64, device=there)
     return Rows(by_layer.copy_(rows.transpose(0, 1)), *masks)
@@ -94,9 +95,10 @@ def _from_host(
     # torch has no full uint16: widen; the copy also detaches from a read-only payload.
     rows = _copied(ids, {"|u1": torch.uint8, "<u2": torch.int32}.get(ids.dtype.str, torch.int64), pinned)
     # What has no row may hold anything, and must be readable. These are few.
-    rows.numpy()[missing] = _filler(ids.shape[2])
+    experts = _experts(routers)
+    rows.numpy()[missing] = _filler(np.arange(len(missing)), ids.shape[2], experts)[:, None]
     if rows.numel():
-        _check_range(rows.numpy(), next(iter(routers.values())).num_experts)
+        _check_range(rows.numpy(), experts)
     live = None
     if measure and len(holes):
         live = torch.zeros(len(ids), dtype=torch.bool, device="cpu", pin_memory=pinned)
@@ -112,19 +114,24 @@ def _from_host(
 
 
 def _from_device(
-    ids: torch.Tensor, valid: torch.Tensor | None, unread: torch.Tensor | None
+    ids: torch.Tensor, valid: torch.Tensor | None, unread: torch.Tensor | None, experts: int
 ) -> tuple[torch.Tensor | None, ...]:
     if valid is None:
         return ids, None, None, None
     valid = valid.bool()
-    filler = torch.arange(ids.shape[2], device=ids.device).to(ids.dtype)
-    rows = torch.where(valid[:, None, None], ids, filler)
+    filler = _filler((~valid).cumsum(0) - 1, ids.shape[2], experts).to(ids.dtype)
+    rows = torch.where(valid[:, None, None], ids, filler[:, None])
     return rows, valid, ~valid if unread is None else ~(valid | unread.bool()), None
 
 
-def _filler(top_k: int) -> np.ndarray:
-    """Experts of a token whose outputs nobody reads: different ones, as each token has."""
-    return np.arange(top_k)
+def _experts(routers: Mapping[int, Any]) -> int:
+    return next((router.num_experts for router in routers.values()), 1)
+
+
+def _filler(number: Any, top_k: int, experts: int) -> Any:
+    """Experts ``[tokens, top_k]`` of tokens that nobody reads, by their number: different ones, and all experts equally often."""
+    arange = np.arange(top_k) if isinstance(number, np.ndarray) else torch.arange(top_k, device=number.device)
+    return (number[:, None] * top_k + arange) % experts
 
 
 def inexact_tokens(exact: Array, valid: Array | None, tokens: int) -> torch.Tensor:

@@ -56,13 +56,13 @@ class _Joined:
         if routed is not None:
             # Once, not for the slots and for the requests again.
             narrow = routed.routing_data.astype(self.routed_experts_mgr.routed_experts_by_slot.dtype)
+            firsts = self._without_token(scheduler_output.num_scheduled_tokens)
             if scheduler_output.scheduled_spec_decode_tokens:
                 model_runner_output.routed_experts = routed._replace(routing_data=narrow)
             else:
                 # From one array into another, past the requests: each has the last of the rows that it was scheduled for.
                 self.routed_experts_mgr.store_batch(narrow, routed.slot_mapping)
                 model_runner_output.routed_experts = None
-                firsts = self._without_token(scheduler_output.num_scheduled_tokens)
                 rows = _packing.Rows.of(narrow, scheduler_output, model_runner_output)
         answer = super().update_from_output(scheduler_output, model_runner_output)
         for one in answer.values():
