@@ -123,6 +123,19 @@ def test_tokens_that_nobody_reads_look_for_no_route_of_their_own(batch, monkeypa
         assert int(usage.flips[0]) <= int(valid.sum()) and not usage.flipped[~valid].any()
 
 
+@pytest.mark.parametrize("spared", [True, False])
+def test_rows_on_a_device_become_what_rows_on_the_host_do(spared):
+    routers = attach(build())._routers
+    ids, valid = random_ids(12, 3), torch.arange(12) % 5 != 1
+    unread = torch.arange(12) >= 10 if spared else None
+    ids[~valid] = 0
+    masks = (valid.numpy(), unread.numpy() if spared else None)
+    rows, has, live, holes = _rows._from_host(ids.numpy(), *masks, routers, torch.device("cpu"), True)
+    found = _rows._from_device(ids, valid, unread, EXPERTS)
+    assert all(torch.equal(one, other) for one, other in zip((rows, has, live), found[:3], strict=True))
+    assert found[3] is None and holes.tolist() == ([1, 6] if spared else [1, 6, 11])
+
+
 def test_tokens_that_nobody_reads_load_all_experts_alike():
     by_number = [_rows._filler(number, 3, 8) for number in (np.arange(16), torch.arange(16))]
     assert by_number[0].tolist() == by_number[1].tolist()
