@@ -24,7 +24,7 @@ def join(requests: Sequence[str], routes: Sequence[np.ndarray | None]) -> np.nda
     present = [one for one in routes if one is not None]
     if not present:
         return None
-    frame, ids = _frame(requests, [-1 if one is None else len(one) for one in routes], present[0])
+    frame, ids = _frame(requests, np.array([-1 if one is None else len(one) for one in routes]), present[0])
     np.concatenate(present, out=ids)
     return frame
 
@@ -45,32 +45,32 @@ def take(
         counts: for each request.
         instead: places of requests whose rows are these.
     """
-    lengths = [count or -1 for count in counts]
+    stops, lengths = np.array(ends, dtype=np.int64), np.array(counts, dtype=np.int64)
+    lengths[lengths == 0] = -1
+    plain = lengths > 0
     for place, rows in instead.items():
-        lengths[place] = len(rows)
-    if max(lengths, default=-1) < 0:
+        lengths[place], plain[place] = len(rows), False
+    if lengths.max(initial=-1) < 0:
         return None
     frame, target = _frame(requests, lengths, ids)
-    if len(target) == len(lengths) and not instead and min(lengths) == 1:
-        ids.take(np.array(ends) - 1, axis=0, out=target)
+    if len(target) == len(lengths) and plain.all():
+        # Its out would be copied once more in any other mode.
+        ids.take(stops - 1, axis=0, out=target, mode="clip")
         return frame
-    sources, places, start = [], [], 0
-    for place, (end, length) in enumerate(zip(ends, lengths, strict=True)):
-        stop = start + max(length, 0)
-        if place in instead:
-            target[start:stop] = instead[place]
-        elif length > 0:
-            sources += range(end - length, end)
-            places += range(start, stop)
-        start = stop
-    target[places] = ids[sources]
+    taken = np.maximum(lengths, 0)
+    starts = np.cumsum(taken) - taken
+    some = lengths[plain]
+    offsets = np.arange(some.sum()) - np.repeat(np.cumsum(some) - some, some)
+    target[np.repeat(starts[plain], some) + offsets] = ids[np.repeat(stops[plain] - some, some) + offsets]
+    for place, rows in instead.items():
+        target[starts[place] : starts[place] + len(rows)] = rows
     return frame
 
 
-def _frame(requests: Sequence[str], counts: Sequence[int], like: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _frame(requests: Sequence[str], counts: np.ndarray, like: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A frame without its ids, and the place for them: ``[rows, layers, top_k]`` of the type of ``like``."""
     (_, layers, top_k), dtype = like.shape, like.dtype
-    rows = sum(count for count in counts if count > 0)
+    rows = int(np.maximum(counts, 0).sum())
     start = 4 * (_WORDS + len(counts))
     frame = np.empty(start + rows * layers * top_k * dtype.itemsize, dtype=np.uint8)
     words = frame[:start].view(np.int32)
