@@ -29,6 +29,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from answers import add_waves, lengths, longest
 
 from vime_proto.channel import open_channel
 from vime_proto.rollout.v1 import rollout_pb2 as pb
@@ -57,7 +58,7 @@ def model(options: argparse.Namespace) -> dict:
     return cfg | {
         "hidden_size": 32, "num_attention_heads": 1, "num_key_value_heads": 1, "moe_intermediate_size": 32, "mlp_only_layers": [],
         "num_experts": options.experts, "num_experts_per_tok": options.top_k,
-        "max_position_embeddings": options.prompt + options.tokens * 3 // 2,
+        "max_position_embeddings": options.prompt + longest(options),
     }  # fmt: skip
 
 
@@ -92,15 +93,7 @@ def cpu_seconds(front: int) -> dict[str, float]:
     return spent
 
 
-def lengths(options: argparse.Namespace) -> list[int]:
-    """Tokens of each answer, in every round and of every engine the same."""
-    if options.waves == 1:
-        return [options.tokens] * options.requests
-    half = options.tokens // 2
-    return np.random.default_rng(0).integers(half, options.tokens + half + 1, options.requests * options.waves).tolist()
-
-
-async def ask(engine, options: argparse.Namespace, capture: bool) -> None:
+async def ask(engine, options: argparse.Namespace, answers: list[int], capture: bool) -> None:
     """All requests, each to its last token."""
     places = asyncio.Semaphore(options.requests)
     async with open_channel(engine.address) as channel:
@@ -122,15 +115,16 @@ async def ask(engine, options: argparse.Namespace, capture: bool) -> None:
             if rows != expected:
                 raise RuntimeError(f"an answer has {rows} rows of routes, not {expected}")
 
-        await asyncio.gather(*(one(number, tokens) for number, tokens in enumerate(lengths(options))))
+        await asyncio.gather(*(one(number, tokens) for number, tokens in enumerate(answers)))
 
 
 def measure(engine, options: argparse.Namespace, capture: bool) -> dict[str, float]:
     """Tokens a second, and milliseconds of CPU a step in each process."""
+    answers = lengths(options)
     before, began = cpu_seconds(engine.process.pid), time.perf_counter()
-    asyncio.run(ask(engine, options, capture))
+    asyncio.run(ask(engine, options, answers, capture))
     seconds, after = time.perf_counter() - began, cpu_seconds(engine.process.pid)
-    tokens = sum(lengths(options))
+    tokens = sum(answers)
     steps = tokens / options.requests
     return {
         "tokens/s": tokens / seconds,
@@ -148,7 +142,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=128)
     parser.add_argument("--prompt", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--waves", type=int, default=1, help="requests for each of the places")
+    add_waves(parser)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES), help="off is always there")
     options = parser.parse_args()

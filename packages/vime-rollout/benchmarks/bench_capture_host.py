@@ -24,6 +24,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from answers import add_waves, lengths, longest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "engine"))
 import models
@@ -133,14 +134,6 @@ def run(kind, folder: Path, pipe: Pipe, options, capture: bool, joined: bool) ->
     return {" ".join(key): 1e3 * seconds / per[key[0]] for key, seconds in spent.items() if seconds}
 
 
-def lengths(options: argparse.Namespace) -> list[int]:
-    """Tokens of each answer."""
-    if options.waves == 1:
-        return [options.tokens] * options.requests
-    half = options.tokens // 2
-    return np.random.default_rng(0).integers(half, options.tokens + half + 1, options.requests * options.waves).tolist()
-
-
 def main() -> None:
     """Runs all three, several times."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -150,7 +143,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--waves", type=int, default=1, help="requests for each of the places")
+    add_waves(parser)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     import vllm
@@ -166,7 +159,7 @@ def main() -> None:
     }
     cfg = models.config(moe=True, layers=options.layers) | {
         "num_experts": options.experts, "num_experts_per_tok": options.top_k, "mlp_only_layers": [],
-        "max_position_embeddings": options.prompt + options.tokens * 2,
+        "max_position_embeddings": options.prompt + longest(options),
     }  # fmt: skip
     found: dict[str, list[dict[str, float]]] = {name: [] for name in kinds}
     with tempfile.TemporaryDirectory() as folder:

@@ -58,7 +58,8 @@ def prepare(
     Raises:
         ContractError: ids that do not fit the model. Those that lie on a device are not looked at, which would wait for it.
     """
-    ids, valid, unread = _on_host(ids), _on_host(valid), _on_host(unread)
+    if isinstance(ids, torch.Tensor) and ids.device.type == "cpu":
+        ids = ids.numpy()
     _check_shape(ids, given, routers)
     _check_mask("valid", valid, len(ids))
     _check_mask("unread", unread, len(ids))
@@ -69,8 +70,7 @@ def prepare(
     measure = measure or any(router.config.moe_router_group_topk for router in routers.values())
     there = device or (ids.device if isinstance(ids, torch.Tensor) else torch.device("cpu"))
     if isinstance(ids, np.ndarray):
-        masks = (one.cpu().numpy() if isinstance(one, torch.Tensor) else one for one in (valid, unread))
-        rows, *masks = _from_host(ids, *masks, routers, there, measure)
+        rows, *masks = _from_host(ids, _host_mask(valid), _host_mask(unread), routers, there, measure)
     else:
         there_too = (None if one is None else torch.as_tensor(one).to(there) for one in (ids, valid, unread))
         rows, *masks = _from_device(*there_too, _experts(routers))
@@ -87,10 +87,10 @@ def _from_host(
     there: torch.device,
     measure: bool,
 ) -> tuple[torch.Tensor | None, ...]:
-    missing = np.zeros(0, np.int64) if valid is None else np.flatnonzero(~valid.astype(bool, copy=False))
+    missing = np.zeros(0, np.int64) if valid is None else np.flatnonzero(~valid)
     # Without any row a pass is the model alone, to the last bit: where a token goes decides which ones are multiplied with it.
     spare = unread is not None and len(missing) < len(ids)
-    holes = missing[~unread.astype(bool, copy=False)[missing]] if spare else missing
+    holes = missing[~unread[missing]] if spare else missing
     pinned = there.type == "cuda"
     # torch has no full uint16: widen; the copy also detaches from a read-only payload.
     rows = _copied(ids, {"|u1": torch.uint8, "<u2": torch.int32}.get(ids.dtype.str, torch.int64), pinned)
@@ -99,14 +99,12 @@ def _from_host(
     rows.numpy()[missing] = _filler(np.arange(len(missing)), ids.shape[2], experts)[:, None]
     if rows.numel():
         _check_range(rows.numpy(), experts)
-    live = None
-    if measure and len(holes):
-        live = torch.zeros(len(ids), dtype=torch.bool, device="cpu", pin_memory=pinned)
-        live.numpy()[holes] = True
+    live = np.zeros(len(ids), dtype=np.bool_)
+    live[holes] = True
     parts = (
         rows,
         _copied(valid, torch.bool, pinned) if measure and len(missing) else None,
-        live,
+        _copied(live, torch.bool, pinned) if measure and len(holes) else None,
         torch.from_numpy(holes) if len(holes) else None,
     )
     # On their way before the forward pass: a copy in its midst would wait for all of it that is queued.
@@ -145,8 +143,10 @@ def inexact_tokens(exact: Array, valid: Array | None, tokens: int) -> torch.Tens
     return inexact if valid is None else inexact & torch.as_tensor(valid).bool().to(inexact.device)
 
 
-def _on_host(given: Array | None) -> Array | None:
-    return given.numpy() if isinstance(given, torch.Tensor) and given.device.type == "cpu" else given
+def _host_mask(given: Array | None) -> np.ndarray | None:
+    if isinstance(given, torch.Tensor):
+        given = given.cpu().numpy()
+    return None if given is None else given.astype(np.bool_, copy=False)
 
 
 def _check_shape(ids: Array, given: tuple[int, ...], routers: Mapping[int, Any]) -> None:
